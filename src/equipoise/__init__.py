@@ -1,0 +1,1 @@
+"""Equipoise: calibrated stochastic-gradient MCMC."""

@@ -1,0 +1,86 @@
+"""Every failure Equipoise raises, in one hierarchy; each carries what it found and says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "CheckpointMismatch",
+    "ChainDiverged",
+    "EquipoiseError",
+    "FitFailed",
+    "InfeasibleTarget",
+    "InvalidInput",
+    "UnstableStep",
+]
+
+
+class EquipoiseError(Exception):
+    """Base class of every error raised by Equipoise."""
+
+
+class InvalidInput(EquipoiseError, ValueError):
+    """An argument does not meet its requirement.
+
+    Examples
+    --------
+    >>> raise InvalidInput("batch_size", "at most the number of rows, 100", 500, "choose a smaller batch")
+    Traceback (most recent call last):
+    ...
+    equipoise.errors.InvalidInput: batch_size: must be at most the number of rows, 100; got 500. To fix: choose a smaller batch.
+    """
+
+    def __init__(self, argument: str, requirement: str, given: object, remedy: str) -> None:
+        self.argument = argument
+        super().__init__(f"{argument}: must be {requirement}; got {given}. To fix: {remedy}.")
+
+
+class FitFailed(EquipoiseError):
+    """No usable minimiser was found; `columns` names the columns responsible, where that is known."""
+
+    def __init__(self, message: str, columns: tuple[str, ...] = ()) -> None:
+        self.columns = columns
+        super().__init__(message)
+
+
+class InfeasibleTarget(EquipoiseError):
+    """No step matrix reaches the target; `min_inverse_temperature` is the smallest that would, where one exists."""
+
+    def __init__(
+        self, message: str, min_inverse_temperature: float | None = None, directions: NDArray[np.float64] | None = None
+    ) -> None:
+        self.min_inverse_temperature = min_inverse_temperature
+        self.directions = directions
+        super().__init__(message)
+
+
+class UnstableStep(EquipoiseError):
+    """The step has no stationary covariance; carries the spectral radius and the largest stable multiple of the step."""
+
+    def __init__(self, spectral_radius: float, largest_multiple: float) -> None:
+        self.spectral_radius = spectral_radius
+        self.largest_multiple = largest_multiple
+        super().__init__(
+            f"step: must give a chain with a finite stationary covariance (spectral radius below 1); got spectral radius "
+            f"{spectral_radius:.6g}. To fix: multiply the step by less than {largest_multiple:.6g}, or use a larger batch."
+        )
+
+
+class ChainDiverged(EquipoiseError):
+    """A chain left the finite numbers; `chains` holds the draws made before, `step` says when it happened."""
+
+    def __init__(self, chain: int, step: int, chains: Any) -> None:
+        self.chain = chain
+        self.step = step
+        self.chains = chains
+        super().__init__(
+            f"chain {chain} diverged at step {step}; the finite draws are kept in the .chains attribute of this error. "
+            "To fix: use a larger batch, a target that is not wider than the posterior scale, or guard='auto'."
+        )
+
+
+class CheckpointMismatch(EquipoiseError):
+    """A checkpoint belongs to another run: other data, model, tuning, seed or sampling options."""
