@@ -1,0 +1,203 @@
+"""Tables: CSV, Parquet and DataFrames turned into rows by a formula, with named parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from equipoise.data.rows import Rows, rows
+from equipoise.errors import InvalidInput
+
+__all__ = ["Design", "read_table", "table"]
+
+
+@dataclass(frozen=True)
+class Design:
+    """How a table became a design matrix, so that new tables are encoded the same way.
+
+    Attributes
+    ----------
+    formula
+        The formula as given.
+    spec
+        The right-hand side's encoder (a formulaic `ModelSpec`), or None once the run was loaded from disk.
+    template
+        The distinct levels of each categorical variable; None for a numeric one.
+    offset
+        The name of the offset column, or None.
+    stateful
+        Whether the formula learnt numbers from the training table (a spline, a centring).
+    """
+
+    formula: str
+    spec: Any
+    template: dict[str, list[Any] | None]
+    offset: str | None = None
+    stateful: bool = False
+
+    def encode(self, frame: pd.DataFrame) -> tuple[np.ndarray[Any, np.dtype[np.float64]], Any]:
+        """Design matrix and offset (or None) of a new table."""
+        _require_columns(frame, [*self.template, *([self.offset] if self.offset else [])])
+        for name, levels in self.template.items():
+            unseen = [] if levels is None else sorted(set(frame[name]) - set(levels), key=str)
+            if unseen:
+                raise InvalidInput(name, f"one of the levels seen when fitting, {levels}", unseen, "recode or drop those rows")
+        spec = self.spec if self.spec is not None else self._rebuilt()
+        matrix = np.asarray(spec.get_model_matrix(frame), dtype=np.float64)
+        return matrix, None if self.offset is None else frame[self.offset].to_numpy(dtype=np.float64)
+
+    def _rebuilt(self) -> Any:
+        """The encoder made anew from the stored levels; possible when it learnt nothing else from the data."""
+        if self.stateful:
+            raise InvalidInput(
+                "X_new",
+                "a design matrix, because the formula of this loaded run has transforms that learn from the data",
+                "a table",
+                "pass the encoded columns as an array",
+            )
+        height = max([2, *(len(levels) for levels in self.template.values() if levels is not None)])
+        frame = pd.DataFrame(
+            {
+                name: np.linspace(1.0, 2.0, height) if levels is None else [levels[i % len(levels)] for i in range(height)]
+                for name, levels in self.template.items()
+            }
+        )
+        return _formula(self.formula).rhs.get_model_matrix(frame).model_spec
+
+
+def read_table(path: str | Path) -> pd.DataFrame:
+    """Read a CSV (any usual separator) or Parquet file.
+
+    Raises
+    ------
+    InvalidInput
+        If the file does not exist, has another suffix, or cannot be parsed.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise InvalidInput("data", "an existing CSV or Parquet file", str(path), "check the path")
+    suffix = file.suffix.lower()
+    try:
+        if suffix in {".parquet", ".pq"}:
+            return pd.read_parquet(file)
+        if suffix in {".csv", ".tsv", ".txt"}:
+            return pd.read_csv(file, sep=_separator(file))
+    except (ValueError, OSError, pd.errors.ParserError) as error:
+        raise InvalidInput("data", "a readable table", f"{file.name}: {error}", "check the file's format") from error
+    raise InvalidInput("data", "a file ending in .csv, .tsv, .txt, .parquet or .pq", file.name, "convert the file")
+
+
+def _separator(file: Path) -> str:
+    with file.open(encoding="utf-8", errors="replace") as stream:
+        header = stream.readline()
+    return max(",;\t|", key=header.count)
+
+
+def table(
+    data: pd.DataFrame | str | Path,
+    formula: str,
+    *,
+    weights: str | None = None,
+    offset: str | None = None,
+    missing: str = "raise",
+) -> Rows:
+    """Turn a table into rows by a formula.
+
+    Parameters
+    ----------
+    data
+        A DataFrame, or the path of a CSV or Parquet file.
+    formula
+        For example `"count ~ age + C(region)"`; an intercept is included unless `- 1` is written.
+    weights, offset
+        Names of columns.
+    missing
+        `"raise"` (default) names the rows and columns with missing values; `"drop"` leaves those rows out.
+
+    Returns
+    -------
+    Rows
+
+    Raises
+    ------
+    InvalidInput
+        If a column is absent, a value is missing, or the formula cannot be parsed.
+
+    Examples
+    --------
+    >>> frame = pd.DataFrame({"y": [1.0, 2.0, 4.0], "g": ["a", "b", "b"]})
+    >>> table(frame, "y ~ g").names
+    ('Intercept', 'g[T.b]')
+    """
+    if missing not in {"raise", "drop"}:
+        raise InvalidInput("missing", "'raise' or 'drop'", repr(missing), "choose one of the two")
+    frame = data if isinstance(data, pd.DataFrame) else read_table(data)
+    parsed = _formula(formula)
+    extra = [name for name in (weights, offset) if name is not None]
+    names = sorted(str(v) for v in parsed.required_variables)
+    _require_columns(frame, [*names, *extra])
+    frame = _without_missing(frame[[*dict.fromkeys([*names, *extra])]], missing)
+    try:
+        matrices = parsed.get_model_matrix(frame)
+    except Exception as error:
+        raise InvalidInput("formula", "applicable to the table", f"{formula!r}: {error}", "correct the formula") from error
+    left = matrices.lhs
+    if left.shape[1] != 1:
+        raise InvalidInput(
+            "formula", "one with a single numeric response", f"{formula!r} with response columns {list(left.columns)}",
+            "code the response as numbers (0 and 1 for bernoulli)",
+        )  # fmt: skip
+    made = rows(
+        matrices.rhs,
+        left.iloc[:, 0],
+        weights=None if weights is None else frame[weights],
+        offset=None if offset is None else frame[offset],
+    )
+    return replace(made, design=_design(formula, matrices.rhs.model_spec, frame, offset))
+
+
+def _design(formula: str, spec: Any, frame: pd.DataFrame, offset: str | None) -> Design:
+    variables = sorted(str(v) for v in spec.required_variables if v in frame.columns)
+    coded = [str(v) for v in variables if _is_categorical(frame[v]) or f"C({v}" in formula.replace(" ", "")]
+    template = {v: sorted(frame[v].unique().tolist(), key=str) if v in coded else None for v in variables}
+    return Design(formula, spec, template, offset, stateful=bool(spec.transform_state))
+
+
+def _is_categorical(column: pd.Series[Any]) -> bool:
+    return not pd.api.types.is_numeric_dtype(column)
+
+
+def _formula(text: str) -> Any:
+    # formulaic takes half a second to import: only tables pay for it
+    from formulaic import Formula
+    from formulaic.errors import FormulaicError
+
+    try:
+        parsed = Formula(text)
+    except (FormulaicError, SyntaxError, ValueError) as error:
+        raise InvalidInput("formula", "a valid formula such as 'y ~ x + C(group)'", repr(text), str(error)) from error
+    if not hasattr(parsed, "lhs"):
+        raise InvalidInput("formula", "one with a response, such as 'y ~ x'", repr(text), "write the response before a ~")
+    return parsed
+
+
+def _require_columns(frame: pd.DataFrame, names: list[str]) -> None:
+    absent = [name for name in names if name not in frame.columns]
+    if absent:
+        raise InvalidInput("formula", f"made of columns of the table, {list(frame.columns)}", f"{absent}", "correct the names")
+
+
+def _without_missing(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
+    holes = frame.isna()
+    if not holes.to_numpy().any():
+        return frame
+    if missing == "drop":
+        return frame[~holes.any(axis=1)]
+    columns = [str(c) for c in frame.columns[holes.any(axis=0)]]
+    index = [int(i) for i in np.flatnonzero(holes.any(axis=1))]
+    shown = ", ".join(map(str, index[:5])) + ("" if len(index) <= 5 else f" and {len(index) - 5} more")
+    raise InvalidInput("data", "without missing values", f"missing in columns {columns}, rows {shown}", "use missing='drop'")

@@ -1,0 +1,130 @@
+"""Coordinates in which the mean dynamics is diagonal: the theory's equations become elementwise there (theory §4).
+
+With Λ = L Lᵀ and Lᵀ H L = U diag(d) Uᵀ put R = L U. In z = R⁻¹ e and m̃ = Rᵀ m the mean dynamics splits into D
+independent pairs
+
+    (z, m̃) ↦ [[1 − d, −κ], [d, κ]] (z, m̃),
+
+and every proxy's stationary equation, with or without momentum, is one symmetric equation for S = R⁻¹ Σ R⁻ᵀ:
+
+    E ∘ S − F ∘ S − Rᵀ K(R S Rᵀ) R = Rᵀ C₀ R + diag(t),
+    E_ij = (1−κ)(d_i + d_j),   F_ij = ((1+κ²) d_i d_j − κ (d_i² + d_j²)) / (1−κ²),
+    t_i  = (1−κ)² 2/β + (4/β) κ/(1+κ) d_i.
+
+Continuous time drops F and the second part of t.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import cholesky, eigh, solve_triangular
+
+from equipoise.errors import InvalidInput
+
+__all__ = ["Modes", "step_matrix"]
+
+Array = NDArray[np.float64]
+
+
+def step_matrix(step: ArrayLike, dim: int) -> Array:
+    """A scalar, vector or matrix step as a symmetric positive definite matrix.
+
+    Raises
+    ------
+    InvalidInput
+        If its shape does not fit or it is not symmetric positive definite.
+    """
+    a = np.asarray(step, dtype=np.float64)
+    if a.ndim == 0:
+        a = np.full(dim, float(a))
+    if a.shape not in {(dim,), (dim, dim)}:
+        raise InvalidInput("step", f"a scalar, a vector ({dim},) or a matrix ({dim}, {dim})", f"shape {a.shape}", "match it")
+    if a.ndim == 1:
+        a = np.diag(a)
+    scale = np.abs(a).max()
+    if not np.isfinite(scale) or np.abs(a - a.T).max() > 1e-8 * scale or np.linalg.eigvalsh(a)[0] <= 0.0:
+        raise InvalidInput("step", "symmetric positive definite", f"{step!r:.80}", "use eq.tune, or a positive scalar")
+    return 0.5 * (a + a.T)
+
+
+@dataclass(frozen=True)
+class Modes:
+    """The mean dynamics of one step matrix, diagonalised.
+
+    Attributes
+    ----------
+    basis, dual
+        R, and R⁻¹.
+    rates
+        d, the eigenvalues of ΛH.
+    momentum, temperature
+        κ and 1/β.
+    discrete
+        Whether time is discrete.
+    """
+
+    basis: Array
+    dual: Array
+    rates: Array
+    momentum: float
+    temperature: float
+    discrete: bool
+
+    @classmethod
+    def of(cls, step: Array, hessian: Array, momentum: float, temperature: float, discrete: bool) -> Modes:
+        """Diagonalise the mean dynamics of a step matrix."""
+        L = cholesky(step, lower=True)
+        rates, U = eigh(L.T @ hessian @ L)
+        return cls(L @ U, U.T @ solve_triangular(L, np.eye(len(L)), lower=True), rates, momentum, temperature, discrete)
+
+    @property
+    def first_order(self) -> Array:
+        """E, the part of the resistance that is linear in the step."""
+        return (1.0 - self.momentum) * np.add.outer(self.rates, self.rates)
+
+    @property
+    def second_order(self) -> Array:
+        """F, the part of the resistance that is quadratic in the step."""
+        k, d = self.momentum, self.rates
+        if not self.discrete:
+            return np.zeros((d.size, d.size))
+        return ((1.0 + k * k) * np.outer(d, d) - k * np.add.outer(d * d, d * d)) / (1.0 - k * k)
+
+    @property
+    def injected(self) -> Array:
+        """t, the diagonal source due to the injected noise."""
+        k, T = self.momentum, self.temperature
+        t = np.full(self.rates.size, 2.0 * T * (1.0 - k) ** 2)
+        return t + 4.0 * T * k / (1.0 + k) * self.rates if self.discrete else t
+
+    @property
+    def mean_is_stable(self) -> bool:
+        """Whether the mean converges: 0 < d < 2 (1 + κ)."""
+        upper = 2.0 * (1.0 + self.momentum) if self.discrete else np.inf
+        return bool(self.rates[0] > 0.0 and self.rates[-1] < upper)
+
+    @property
+    def transition(self) -> Array:
+        """The 2×2 mean dynamics of each mode, (D, 2, 2)."""
+        d, k = self.rates, self.momentum
+        M = np.zeros((d.size, 2, 2))
+        if self.discrete:
+            M[:, 0, 0], M[:, 0, 1], M[:, 1, 0], M[:, 1, 1] = 1.0 - d, -k, d, k
+        else:
+            M[:, 0, 0] = np.exp(-d / (1.0 - k))
+        return M
+
+    def inward(self, S: Array) -> Array:
+        """R⁻¹ S R⁻ᵀ: a covariance in these coordinates."""
+        return self.dual @ S @ self.dual.T
+
+    def outward(self, S: Array) -> Array:
+        """R S Rᵀ: a covariance back in the parameters' coordinates."""
+        return self.basis @ S @ self.basis.T
+
+    def force(self, C: Array) -> Array:
+        """Rᵀ C R: a gradient covariance in these coordinates."""
+        return self.basis.T @ C @ self.basis

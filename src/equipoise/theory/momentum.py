@@ -1,0 +1,173 @@
+"""From a target covariance to a step matrix: one linear equation without momentum, a short iteration with it (theory §3).
+
+Factor Σ = W Wᵀ with Wᵀ H W = diag(s) and put Λ = W Y⁻¹ Wᵀ. Then
+
+    (1−κ)(s_i + s_j) Y_ij − (1−κ)² (2/β) Y_ij
+        = (Wᵀ C(Σ) W)_ij + δ_ij [(1+κ²)/(1−κ²) s_i² + (4/β) κ/(1+κ) s_i] − κ/(1−κ²) (s Y⁻¹ s Y + Y s Y⁻¹ s)_ij,
+
+whose last bracket vanishes for κ = 0. Continuous time drops every term of second order in s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cholesky, eigh, solve_triangular
+from scipy.sparse.linalg import LinearOperator, gmres
+
+__all__ = ["StepEquation", "solve_step"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class StepEquation:
+    """The equation for Y in the coordinates of the target.
+
+    Attributes
+    ----------
+    basis
+        W.
+    slopes
+        s, the eigenvalues of HΣ.
+    noise
+        Wᵀ C(Σ) W.
+    momentum, temperature, discrete
+        κ, 1/β, and whether time is discrete.
+    """
+
+    basis: Array
+    slopes: Array
+    noise: Array
+    momentum: float
+    temperature: float
+    discrete: bool
+
+    @classmethod
+    def of(
+        cls, target: Array, hessian: Array, noise: Array, momentum: float, temperature: float, discrete: bool
+    ) -> StepEquation:
+        """Set the equation up for a target covariance and the gradient noise C(Σ) at it."""
+        L = cholesky(target, lower=True)
+        s, U = eigh(L.T @ hessian @ L)
+        W = L @ U
+        return cls(W, s, W.T @ noise @ W, momentum, temperature, discrete)
+
+    @property
+    def min_inverse_temperature(self) -> float:
+        """The smallest β for which a step exists is just above (1−κ)/s_min: injected noise alone then fills the target."""
+        return (1.0 - self.momentum) / float(self.slopes[0])
+
+    @property
+    def resistance(self) -> Array:
+        """(1−κ)(s_i + s_j) − (1−κ)² 2/β."""
+        k = self.momentum
+        return (1.0 - k) * np.add.outer(self.slopes, self.slopes) - 2.0 * self.temperature * (1.0 - k) ** 2
+
+    @property
+    def source(self) -> Array:
+        """The right-hand side without the bracket."""
+        if not self.discrete:
+            return self.noise
+        k, s = self.momentum, self.slopes
+        diagonal = (1.0 + k * k) / (1.0 - k * k) * s * s + 4.0 * self.temperature * k / (1.0 + k) * s
+        return self.noise + np.diag(diagonal)
+
+    def bracket(self, Y: Array) -> Array:
+        """κ/(1−κ²) (s Y⁻¹ s Y + Y s Y⁻¹ s)."""
+        if self.momentum == 0.0 or not self.discrete:
+            return np.zeros_like(Y)
+        half = self._curl(Y)
+        return half + half.T
+
+    def _curl(self, Y: Array) -> Array:
+        s, k = self.slopes, self.momentum
+        return k / (1.0 - k * k) * (s[:, None] * np.linalg.solve(Y, s[:, None] * Y))
+
+    def residual(self, Y: Array) -> Array:
+        """Left side minus right side."""
+        return self.resistance * Y - self.source + self.bracket(Y)
+
+    def error(self, Y: Array) -> float:
+        """Relative residual."""
+        return float(np.linalg.norm(self.residual(Y)) / np.linalg.norm(self.resistance * Y))
+
+    def step(self, Y: Array) -> Array:
+        """Λ = W Y⁻¹ Wᵀ."""
+        half = solve_triangular(cholesky(Y, lower=True), self.basis.T, lower=True)
+        return half.T @ half
+
+
+def solve_step(equation: StepEquation, tolerance: float = 1e-13) -> tuple[Array | None, float]:
+    """Y and its relative residual; Y is None when no positive definite solution was found.
+
+    The bracket is frozen and the linear equation solved again, damped when the residual grows; Newton takes over when
+    that stalls.
+    """
+    Y = equation.source / equation.resistance
+    if equation.momentum == 0.0 or not equation.discrete:
+        return (Y, equation.error(Y)) if _positive(Y) else (None, np.inf)
+    # the commuting part of the bracket, 2κ/(1−κ²) s², is exact when H, Σ and Λ share eigenvectors
+    k = equation.momentum
+    Y = (equation.source - np.diag(2.0 * k / (1.0 - k * k) * equation.slopes**2)) / equation.resistance
+    if not _positive(Y):
+        Y = np.diag(np.maximum(np.diag(Y), 1e-3 * np.abs(np.diag(equation.source / equation.resistance))))
+    error = equation.error(Y)
+    for _ in range(60):
+        if error <= tolerance:
+            return Y, error
+        direction = (equation.source - equation.bracket(Y)) / equation.resistance - Y
+        Y, error, moved = _search(equation, Y, direction, error, shrink=0.5)
+        if not moved:
+            break
+    return _newton(equation, Y, error, tolerance)
+
+
+def _newton(equation: StepEquation, Y: Array, error: float, tolerance: float) -> tuple[Array | None, float]:
+    dim = len(Y)
+    s, k = equation.slopes, equation.momentum
+    c = k / (1.0 - k * k)
+
+    for _ in range(60):
+        if error <= tolerance:
+            break
+        Z = np.linalg.inv(Y)
+        ZsY = Z @ (s[:, None] * Y)
+
+        def apply(v: Array, Z: Array = Z, ZsY: Array = ZsY) -> Array:
+            D = v.reshape(dim, dim)
+            D = 0.5 * (D + D.T)
+            half = c * s[:, None] * (Z @ (s[:, None] * D) - Z @ D @ ZsY)
+            return (equation.resistance * D + half + half.T).ravel()
+
+        operator = LinearOperator((dim * dim, dim * dim), matvec=apply, dtype=np.float64)
+        scaling = LinearOperator(
+            (dim * dim, dim * dim), matvec=lambda v: v / equation.resistance.ravel(), dtype=np.float64
+        )
+        v, _ = gmres(operator, -equation.residual(Y).ravel(), rtol=1e-12, M=scaling, restart=100, maxiter=5)
+        direction = 0.5 * (v.reshape(dim, dim) + v.reshape(dim, dim).T)
+        Y, error, moved = _search(equation, Y, direction, error, shrink=0.5)
+        if not moved:
+            break
+    return (Y if _positive(Y) and error < 1e-8 else None), error
+
+
+def _search(
+    equation: StepEquation, Y: Array, direction: Array, error: float, shrink: float
+) -> tuple[Array, float, bool]:
+    """The longest damped step along `direction` that stays positive definite and lowers the residual."""
+    length = 1.0
+    while length > 1e-4:
+        trial = Y + length * direction
+        if _positive(trial):
+            found = equation.error(trial)
+            if found < error:
+                return trial, found, True
+        length *= shrink
+    return Y, error, False
+
+
+def _positive(Y: Array) -> bool:
+    return bool(np.linalg.eigvalsh(Y)[0] > 0.0)

@@ -1,0 +1,73 @@
+"""The four proxies as one: the gradient noise each assumes, affine in the stationary covariance (theory §2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from equipoise.dynamics import Dynamics
+    from equipoise.moments import Moments
+
+__all__ = ["PROXIES", "Noise", "proxy_noise"]
+
+Array = NDArray[np.float64]
+
+PROXIES = ("dq-exact", "ct", "dq-const", "lr-ws")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Gradient noise C(S) = constant + linear(S).
+
+    Attributes
+    ----------
+    constant
+        The noise at the minimiser.
+    linear
+        How it grows with the spread S of the iterates; None when it does not.
+    discrete
+        Whether time is discrete: False drops every term of second order in the step.
+    """
+
+    constant: Array
+    linear: Callable[[Array], Array] | None
+    discrete: bool = True
+
+    def at(self, S: Array) -> Array:
+        """C(S)."""
+        return self.constant if self.linear is None else self.constant + self.linear(S)
+
+
+def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -> Noise:
+    """The noise of a proxy, in the table of theory §2.
+
+    Parameters
+    ----------
+    moments, dynamics
+        The model's moments and the chain's dynamics (its b).
+    proxy
+        `"dq-exact"`: b (V + K(S)); `"dq-const"`: b J; `"ct"`: b V in continuous time;
+        `"lr-ws"`: b (J S J + tr(J S) J + r J) with r the noise ratio σ²/s².
+
+    Raises
+    ------
+    InvalidInput
+        If the proxy is not one of these.
+    """
+    b, J = dynamics.noise_factor(moments.n), moments.loss_hessian
+    if proxy == "dq-exact":
+        return Noise(b * moments.score_cov, lambda S: b * moments.curvature_noise(S))
+    if proxy == "ct":
+        return Noise(b * moments.score_cov, None, discrete=False)
+    if proxy == "dq-const":
+        return Noise(b * J, None)
+    if proxy == "lr-ws":
+        return Noise(b * moments.noise_ratio * J, lambda S: b * (J @ S @ J + float(np.sum(J * S)) * J))
+    raise InvalidInput("proxy", f"one of {', '.join(PROXIES)}", repr(proxy), "use 'dq-exact' unless you compare proxies")

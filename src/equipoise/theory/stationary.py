@@ -1,0 +1,268 @@
+"""The stationary law of a chain: from a step matrix to its covariance, stability and mixing (theory §4–§7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import cho_factor, cho_solve, eigh
+from scipy.sparse.linalg import LinearOperator, cg
+
+from equipoise.errors import EquipoiseError, InvalidInput, UnstableStep
+from equipoise.theory import mixing
+from equipoise.theory.modes import Modes, step_matrix
+from equipoise.theory.proxy import Noise, proxy_noise
+from equipoise.theory.stability import largest_multiple, spectral_radius, whitened
+
+if TYPE_CHECKING:
+    from equipoise.dynamics import Dynamics
+    from equipoise.moments import Moments
+
+__all__ = ["Stationary", "max_stable_step", "stationary"]
+
+Array = NDArray[np.float64]
+
+_RESIDUAL = 1e-13  # relative residual asked of the Krylov solver
+_ACCEPTED = 1e-8  # and the largest one accepted as a solution
+
+
+@dataclass(frozen=True)
+class Stationary:
+    """The predicted stationary law of a chain.
+
+    Attributes
+    ----------
+    cov
+        Stationary covariance Σ.
+    step
+        Step matrix Λ.
+    hessian
+        H.
+    gradient_noise
+        C(Σ), the stationary mean of the gradient covariance.
+    mean_bias
+        −½ H⁻¹ ∇³L[Σ], the predicted shift of the stationary mean; NaN where third derivatives are unknown.
+    dynamics, proxy
+        The dynamics and the proxy the law was computed with.
+    """
+
+    cov: Array
+    step: Array
+    hessian: Array
+    gradient_noise: Array
+    mean_bias: Array
+    dynamics: Dynamics
+    proxy: str
+    noise: Noise | None = field(repr=False, default=None)
+
+    @cached_property
+    def modes(self) -> Modes:
+        """The coordinates in which the mean dynamics is diagonal."""
+        return _modes(self.step, self.hessian, self.dynamics, discrete=self.proxy != "ct")
+
+    @cached_property
+    def spectral_radius(self) -> float:
+        """ρ(T): the factor by which the slowest second moment decays each step."""
+        if self.noise is None:
+            raise InvalidInput(
+                "law", "computed from data", "a law loaded from disk, which keeps no rows", "call eq.stationary again"
+            )
+        return spectral_radius(self.modes, self.noise)
+
+    @property
+    def is_stable(self) -> bool:
+        """Whether the stationary covariance exists."""
+        return self.modes.mean_is_stable and self.spectral_radius < 1.0
+
+    def autocovariance(self, lag: int) -> Array:
+        """Ξ_k = Cov(θ_{t+k}, θ_t)."""
+        if lag < 0:
+            return self.autocovariance(-lag).T
+        return self.modes.outward(mixing.autocovariance(self.modes, self._spread, lag))
+
+    @cached_property
+    def long_run_cov(self) -> Array:
+        """Σ_∞ = Σ over all lags of Ξ_k = H⁻¹ (C(Σ) + (1−κ)² (2/β) Λ⁻¹) H⁻¹."""
+        k, T = self.dynamics.momentum, self.dynamics.temperature
+        source = self.gradient_noise
+        if T > 0.0:
+            source = source + 2.0 * T * (1.0 - k) ** 2 * cho_solve(cho_factor(self.step), np.eye(len(self.step)))
+        return _between(self.hessian, source)
+
+    def iact(self, direction: ArrayLike | None = None) -> float:
+        """Integrated autocorrelation time in steps: along `direction`, or the largest over all directions."""
+        if direction is None:
+            return float(eigh(self.long_run_cov, self.cov, eigvals_only=True)[-1])
+        v = np.asarray(direction, dtype=np.float64)
+        if v.shape != (len(self.cov),) or not np.any(v):
+            raise InvalidInput("direction", f"a non-zero vector ({len(self.cov)},)", f"shape {v.shape}", "pass one entry per parameter")
+        return float(v @ self.long_run_cov @ v / (v @ self.cov @ v))
+
+    def iacts(self) -> Array:
+        """Integrated autocorrelation time of each parameter."""
+        return np.diag(self.long_run_cov) / np.diag(self.cov)
+
+    def ess(self, steps: int) -> float:
+        """Effective draws in `steps` steps, in the slowest direction."""
+        return steps / self.iact()
+
+    def iterate_average_cov(self, k: int) -> Array:
+        """Covariance of the average of k successive iterates, k⁻² [kΣ + Σ_j (k−j)(Ξ_j + Ξ_jᵀ)], without a loop."""
+        if k < 1:
+            raise InvalidInput("k", "at least 1", k, "average at least one iterate")
+        return self.modes.outward(mixing.iterate_average(self.modes, self._spread, k))
+
+    def burn_in(self, start: ArrayLike, tolerance: float = 0.01) -> int:
+        """Steps after which a chain started at `start` (deviation from the minimiser) is stationary.
+
+        The relative error of every second moment and the mean in standard deviations are then at most `tolerance`.
+        """
+        if not 0.0 < tolerance < 1.0:
+            raise InvalidInput("tolerance", "between 0 and 1", tolerance, "0.01 is a common choice")
+        e = np.asarray(start, dtype=np.float64)
+        if e.shape != (len(self.cov),):
+            raise InvalidInput("start", f"a vector ({len(self.cov)},)", f"shape {e.shape}", "pass the deviation from the minimiser")
+        distance2 = float(e @ cho_solve(cho_factor(self.cov), e))
+        return mixing.burn_in(distance2, self._decay, tolerance)
+
+    def covariance_floor(self, draws: int, thin: int = 1) -> float:
+        """Relative Monte Carlo error of an empirical covariance.
+
+        sqrt(E‖Σ̂−Σ‖²_F) / ‖Σ‖_F for `draws` stored draws, one every `thin` steps, of a law this close to normal.
+        """
+        if draws < 1 or thin < 1:
+            raise InvalidInput("draws, thin", "at least 1", f"{draws}, {thin}", "pass positive whole numbers")
+        total = mixing.covariance_noise(self.modes, self._spread, thin)
+        return float(np.sqrt(total / draws) / np.linalg.norm(self.cov))
+
+    @cached_property
+    def _spread(self) -> Array:
+        return self.modes.inward(self.cov)
+
+    @cached_property
+    def _decay(self) -> float:
+        """A factor by which second moments decay per step: a bound from Σ itself where it is tight, else ρ(T).
+
+        With S ⪰ T(S) + γS the Collatz–Wielandt inequality gives ρ(T) ≤ 1 − γ, without applying the noise operator.
+        """
+        if self.dynamics.momentum == 0.0 and self.modes.discrete:
+            source = self.modes.force(self.gradient_noise) if self.noise is None else self.modes.force(self.noise.constant)
+            gain = float(eigh(source + np.diag(self.modes.injected), self._spread, eigvals_only=True)[0])
+            if gain > 1e-8:
+                return 1.0 - min(gain, 1.0)
+        if self.noise is None or not self.modes.discrete:
+            return float(np.abs(np.linalg.eigvals(self.modes.transition)).max() ** 2)
+        return self.spectral_radius
+
+
+def stationary(moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str = "dq-exact") -> Stationary:
+    """The stationary law of a chain with a given step.
+
+    Solves ``Σ = A Σ Aᵀ + Λ C(Σ) Λ + (2/β) Λ`` (theory eq. 4.1; with momentum eq. 4.3) without forming a D²×D² matrix.
+
+    Parameters
+    ----------
+    moments
+        Moments of the model at its minimiser.
+    step
+        Scalar, vector (diagonal) or symmetric positive definite matrix.
+    dynamics
+        Batch size, momentum, temperature, replacement.
+    proxy
+        `"dq-exact"` (default), `"dq-const"`, `"lr-ws"` or `"ct"`.
+
+    Returns
+    -------
+    Stationary
+
+    Raises
+    ------
+    UnstableStep
+        If no stationary covariance exists; the error carries the largest stable multiple of the step.
+    """
+    Lam = step_matrix(step, moments.dim)
+    noise = proxy_noise(moments, dynamics, proxy)
+    modes = _modes(Lam, moments.hessian, dynamics, noise.discrete)
+    S = _solve(modes, noise) if modes.mean_is_stable else None
+    if S is None:
+        raise UnstableStep(spectral_radius(modes, noise), largest_multiple(modes, noise))
+    return law(moments, modes.outward(S), Lam, dynamics, proxy)
+
+
+def law(moments: Moments, cov: Array, step: Array, dynamics: Dynamics, proxy: str) -> Stationary:
+    """The law whose covariance is already known: no equation is solved."""
+    noise = proxy_noise(moments, dynamics, proxy)
+    cov = 0.5 * (cov + cov.T)
+    bias = -0.5 * np.linalg.solve(moments.hessian, moments.third_derivative(cov))
+    return Stationary(cov, step, moments.hessian, noise.at(cov), bias, dynamics, proxy, noise)
+
+
+def max_stable_step(
+    moments: Moments, dynamics: Dynamics, direction: ArrayLike | None = None, *, proxy: str = "dq-exact"
+) -> float:
+    """The largest c such that every step below c·direction has a finite stationary covariance.
+
+    Parameters
+    ----------
+    moments, dynamics
+        The model's moments and the chain's dynamics.
+    direction
+        Scalar, vector or matrix Λ₀; the identity by default, so that the result is a scalar step size.
+    proxy
+        The proxy whose stability is asked for.
+
+    Returns
+    -------
+    float
+        Infinite for the continuous-time proxy, zero when the Hessian is not positive definite.
+    """
+    Lam = step_matrix(1.0 if direction is None else direction, moments.dim)
+    noise = proxy_noise(moments, dynamics, proxy)
+    return largest_multiple(_modes(Lam, moments.hessian, dynamics, noise.discrete), noise)
+
+
+def _modes(step: Array, hessian: Array, dynamics: Dynamics, discrete: bool) -> Modes:
+    return Modes.of(step, hessian, dynamics.momentum, dynamics.temperature, discrete)
+
+
+def _solve(modes: Modes, noise: Noise) -> Array | None:
+    """Solve the stationary equation in the modes' coordinates; None when it has no positive solution."""
+    dim = modes.rates.size
+    source = modes.force(noise.constant) + np.diag(modes.injected)
+    resistance = modes.first_order - modes.second_order
+    spread = whitened(noise, modes)
+    if spread is None:
+        return source / resistance
+
+    def apply(v: Array) -> Array:
+        S = v.reshape(dim, dim)
+        return (resistance * S - spread(S)).ravel()
+
+    size = dim * dim
+    operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
+    inverse = LinearOperator((size, size), matvec=lambda v: v / resistance.ravel(), dtype=np.float64)
+    v, _ = cg(operator, source.ravel(), rtol=_RESIDUAL, atol=0.0, M=inverse, maxiter=1000)
+    S = 0.5 * (v.reshape(dim, dim) + v.reshape(dim, dim).T)
+    # A positive solution of S = T(S) + source certifies ρ(T) < 1; an indefinite operator gives none.
+    if not np.isfinite(S).all() or np.linalg.eigvalsh(S)[0] < -1e-9 * np.abs(S).max():
+        return None
+    residual = np.linalg.norm(apply(S.ravel()) - source.ravel()) / np.linalg.norm(source)
+    if residual > _ACCEPTED:
+        if largest_multiple(modes, noise) <= 1.0:
+            return None
+        raise EquipoiseError(
+            f"the stationary equation was solved only to a relative residual of {residual:.1e}: the step is too close to "
+            "the stability limit. To fix: reduce the step slightly."
+        )
+    return S
+
+
+def _between(hessian: Array, middle: Array) -> Array:
+    """H⁻¹ M H⁻¹."""
+    factor = cho_factor(hessian)
+    half = cho_solve(factor, middle)
+    full = cho_solve(factor, half.T)
+    return 0.5 * (full + full.T)
