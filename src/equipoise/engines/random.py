@@ -1,7 +1,7 @@
-"""Random numbers for the compiled engines: xoshiro256++, bounded integers, batches, normals (theory §1).
+"""Random numbers for the compiled engines: xoshiro256++, batches of rows, normals (theory §1).
 
-Every function advances a generator held in a `uint64[4]` array and has no other memory, so those four words are the
-whole state: a chain resumes bit for bit from them. One generator per chain; nothing is shared between threads.
+Every function advances a generator held in a `uint64[4]` array and has no other memory, so those four words
+are the whole state: a chain resumes from them bit for bit. One generator per chain; threads share nothing.
 
 References
 ----------
@@ -20,12 +20,13 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["JIT", "bounded", "compiled", "distinct_rows", "next_word", "normal", "rows_with_replacement"]
+__all__ = ["JIT", "add_normals", "bounded", "compiled", "distinct_rows", "next_word", "rows_with_replacement"]
 
 State = NDArray[np.uint64]
+Words = tuple[np.uint64, np.uint64, np.uint64, np.uint64]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# The full fastmath set assumes that no value is ever NaN or infinite, which would remove the divergence checks.
+# The full fastmath set assumes that no value is NaN or infinite, which would remove the divergence checks.
 # The NumPy error model turns 1/0 into inf, as the families expect, instead of raising inside a thread.
 JIT: dict[str, Any] = {
     "nogil": True,
@@ -35,7 +36,7 @@ JIT: dict[str, Any] = {
 
 
 def compiled(function: Function) -> Function:
-    """Compile with the options that every engine function shares; small ones are inlined by LLVM."""
+    """Compile with the options that every engine function shares; LLVM inlines the small ones."""
     return cast(Function, njit(**JIT)(function))
 
 
@@ -47,7 +48,7 @@ _RANGE = np.uint64(2**32)
 
 
 def _ziggurat(tail: float, layers: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Right edges and heights of `layers` strips of equal area under exp(−x²/2), the lowest with the tail beyond `tail`."""
+    """Right edges and heights of strips of equal area under exp(−x²/2); the lowest has all beyond `tail`."""
     foot = math.exp(-0.5 * tail * tail)
     area = tail * foot + math.sqrt(0.5 * math.pi) * math.erfc(tail / math.sqrt(2.0))
     # The lowest strip is drawn as a rectangle of the same area, hence wider than `tail`.
@@ -62,10 +63,26 @@ _TAIL = 3.6541528853610088  # the edge for which 256 strips of equal area end ex
 _EDGE, _HEIGHT = _ziggurat(_TAIL, 256)
 
 
+# The loops below hold the four words in registers (a normal takes 2.5 ns, against 8 through the array) and go
+# through the array only where they call one of the rare paths.
+
+
 @compiled
-def next_word(state: State) -> np.uint64:
-    """64 uniform bits: one step of xoshiro256++."""
-    s0, s1, s2, s3 = state[0], state[1], state[2], state[3]
+def _load(state: State) -> Words:
+    """The generator's words."""
+    return state[0], state[1], state[2], state[3]
+
+
+@compiled
+def _store(state: State, words: Words) -> None:
+    """Put the words back."""
+    state[0], state[1], state[2], state[3] = words
+
+
+@compiled
+def _scramble(words: Words) -> tuple[np.uint64, Words]:
+    """64 uniform bits and the words that follow: one step of xoshiro256++."""
+    s0, s1, s2, s3 = words
     total = s0 + s3
     word = ((total << _23) | (total >> _41)) + s0
     shifted = s1 << _17
@@ -75,39 +92,60 @@ def next_word(state: State) -> np.uint64:
     s0 ^= s3
     s2 ^= shifted
     s3 = (s3 << _45) | (s3 >> _19)
-    state[0], state[1], state[2], state[3] = s0, s1, s2, s3
+    return word, (s0, s1, s2, s3)
+
+
+@compiled
+def next_word(state: State) -> np.uint64:
+    """64 uniform bits."""
+    word, words = _scramble(_load(state))
+    _store(state, words)
     return word
 
 
 @compiled
+def _retry(state: State, product: np.uint64, size: np.uint64) -> np.uint64:
+    """Lemire's rejection: a product below `size` may be in the zone that would bias the result."""
+    excess = (_RANGE - size) % size
+    while (product & _LOW) < excess:
+        product = (next_word(state) >> _32) * size
+    return product
+
+
+@compiled
 def bounded(state: State, size: np.uint64) -> np.uint64:
-    """A uniform integer below `size` < 2³², exactly uniform: Lemire's product with rejection."""
+    """A uniform integer below `size` < 2³², exactly uniform: the high half of a 32-bit product."""
     product = (next_word(state) >> _32) * size
     if (product & _LOW) < size:
-        # Only now, in size/2³² of the calls, is the division that finds the rejection zone worth its cost.
-        excess = (_RANGE - size) % size
-        while (product & _LOW) < excess:
-            product = (next_word(state) >> _32) * size
+        product = _retry(state, product, size)
     return product >> _32
 
 
 @compiled
 def rows_with_replacement(state: State, size: np.uint64, batch: NDArray[np.uint64]) -> None:
-    """Fill `batch` with independent uniform row numbers below `size`."""
+    """Fill `batch` with independent uniform row numbers below `size`: `bounded`, many times."""
+    words = _load(state)
     for k in range(batch.size):
-        batch[k] = bounded(state, size)
+        word, words = _scramble(words)
+        product = (word >> _32) * size
+        if (product & _LOW) < size:
+            _store(state, words)
+            product = _retry(state, product, size)
+            words = _load(state)
+        batch[k] = product >> _32
+    _store(state, words)
 
 
 @compiled
 def distinct_rows(
     state: State, order: NDArray[np.uint32], swaps: NDArray[np.uint64], batch: NDArray[np.uint64]
 ) -> None:
-    """Fill `batch` with distinct uniform row numbers: a partial Fisher–Yates shuffle, undone before returning.
+    """Fill `batch` with distinct uniform row numbers: a partial Fisher–Yates shuffle, undone at the end.
 
     Parameters
     ----------
     order
-        Scratch: 0, 1, …, N − 1 on entry and again on return, so that no permutation is part of a chain's state.
+        Scratch: 0, 1, …, N − 1 on entry and on return, so that no permutation is part of a chain's state.
     swaps
         Scratch of the batch's length.
     """
@@ -116,7 +154,7 @@ def distinct_rows(
         other = here + bounded(state, np.uint64(order.size) - here)
         swaps[here] = other
         batch[here] = order[other]
-        # Entry k is final and never read again: the swap needs only its other half.
+        # Entry k is not read again: the swap needs only its other half.
         order[other] = order[here]
     for k in range(batch.size):
         order[swaps[k]] = swaps[k]
@@ -138,13 +176,17 @@ def _tail(state: State) -> float:
 
 
 @compiled
-def normal(state: State) -> float:
-    """A standard normal: the ziggurat with 256 strips, one word in 98.8 % of the calls."""
+def _propose(word: np.uint64, layer: np.uint64) -> float:
+    """A point of the strip: the high 53 bits, signed, which the choice of the strip does not use."""
+    return float(np.int64(word) >> 11) * 2.0**-52 * float(_EDGE[layer])
+
+
+@compiled
+def _outside(state: State, word: np.uint64) -> float:
+    """A normal from a word whose point is not in the part of its strip that lies wholly under the curve."""
     while True:
-        word = next_word(state)
         layer = word & _LAYER
-        # The high 53 bits, signed: sign and magnitude at once, from bits that the layer does not use.
-        x = float(np.int64(word) >> 11) * 2.0**-52 * _EDGE[layer]
+        x = _propose(word, layer)
         if abs(x) < _EDGE[layer + _1]:
             return x
         if layer == 0:
@@ -152,3 +194,20 @@ def normal(state: State) -> float:
         top, bottom = _HEIGHT[layer + _1], _HEIGHT[layer]
         if bottom + _unit(state) * (top - bottom) < math.exp(-0.5 * x * x):
             return x
+        word = next_word(state)
+
+
+@compiled
+def add_normals(state: State, scale: float, values: NDArray[np.float64], count: int) -> None:
+    """Add `scale` times a standard normal to each of the first `count` values: the ziggurat of 256 strips."""
+    words = _load(state)
+    for k in range(count):
+        word, words = _scramble(words)
+        layer = word & _LAYER
+        x = _propose(word, layer)
+        if abs(x) >= _EDGE[layer + _1]:  # 1.5 % of the words
+            _store(state, words)
+            x = _outside(state, word)
+            words = _load(state)
+        values[k] += scale * x
+    _store(state, words)

@@ -1,14 +1,14 @@
 """Wasserstein bounds: how far the chain can be from its proxy (theory §8).
 
-Pure functions of the constants in `BoundConstants`. A bound carries the assumptions it rests on, each checked with
-its numbers; when one fails the bound has no value and says which. All are for a scalar step `Λ = λI`. Constants that
-the paper leaves generic (`C`, `c_1…c_4` of its momentum corollary) are not invented.
+Pure functions of `BoundConstants`. A bound carries the assumptions it rests on, each checked with its
+numbers; when one fails the bound has no value and says which. All are for a scalar step `Λ = λI`, given as a
+scalar, a vector or a matrix. Constants that the paper leaves generic (`C`, `c_1…c_4`) are not invented.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,7 +20,6 @@ __all__ = [
     "Bound",
     "BoundConstants",
     "WassersteinBound",
-    "collect_bounds",
     "covariance_error",
     "finite_time_bound",
     "fourth_moment_bound",
@@ -28,48 +27,30 @@ __all__ = [
     "gelbrich",
     "momentum_bound",
     "stationary_bound",
-    "std_error",
 ]
 
 Array = NDArray[np.float64]
-
-# Slack for comparing constants that were computed in floating point.
-_ROUNDING = 1e-9
+Numbers = dict[str, float]
 
 
 @dataclass(frozen=True)
 class BoundConstants:
     """The constants the Wasserstein bounds are made of (theory §8).
 
-    They belong to `ℓ_n + R/N`, each loss with its share of the regulariser: then `mean g_n = 0` and `mean J_n = H` at
-    the minimiser, which the proofs use.
-
-    Attributes
-    ----------
-    smoothness, strong_convexity
-        `L = max L_n` of the losses, `μ` of their mean.
-    third_mean, third_mean_square
-        Means of `M_n` and of `M_n²`, where `M_n² ≥ sup_θ Σ_d ‖∇²∂_dℓ_n‖²`.
-    score_fourth
-        `τ_4⁴ = mean ‖g_n‖⁴`.
-    hessian_min, hessian_max
-        `μ̂` and `L̂`, the extreme eigenvalues of `H`.
-    dim, convex
-        `D`, and whether every loss is convex.
-    scope
-        `"global"`, or where the constants hold ("plug-in at the minimiser", "on the ball …").
+    They belong to `ℓ_n + R/N`, each loss with its share of the regulariser: then `mean g_n = 0` and
+    `mean J_n = H` at the minimiser, which the proofs use.
     """
 
-    smoothness: float
-    strong_convexity: float
-    third_mean: float
-    third_mean_square: float
-    score_fourth: float
-    hessian_min: float
-    hessian_max: float
+    smoothness: float  # L = max L_n
+    strong_convexity: float  # μ of the full loss
+    third_mean: float  # M̄ = mean M_n, where M_n² ≥ sup_θ Σ_d ‖∇²∂_dℓ_n‖²
+    third_mean_square: float  # mean of M_n²
+    score_fourth: float  # τ_4⁴ = mean ‖g_n‖⁴
+    hessian_min: float  # μ̂, smallest eigenvalue of H
+    hessian_max: float  # L̂, largest eigenvalue of H
     dim: int
-    convex: bool
-    scope: str = "global"
+    convex: bool  # every ℓ_n is convex
+    scope: str = "global"  # or where they hold: "plug-in at the minimiser", "on the ball …"
 
 
 @dataclass(frozen=True)
@@ -85,14 +66,14 @@ class Assumption:
 class Bound:
     """An upper bound with everything it rests on.
 
-    `terms` add up to the value of the fourth-moment bound and to the *square* of a distance's. Both `value` and
-    `terms` are empty as soon as one assumption fails.
+    `terms` add up to `value` for the fourth moment and to its *square* for a distance. As soon as one
+    assumption fails, `value` is None and `terms` is empty.
     """
 
     name: str
     value: float | None
-    terms: dict[str, float]
-    constants: dict[str, float]
+    terms: Numbers
+    constants: Numbers
     assumptions: tuple[Assumption, ...]
     scope: str
 
@@ -110,9 +91,9 @@ class Bound:
 
 @dataclass(frozen=True)
 class WassersteinBound:
-    """The bound that fits the question (`headline`) and every part it was made of.
+    """The bound that answers the question (`headline`) and every part it was made of.
 
-    `std` bounds `|σ_θ,d − σ_ψ,d|` for every `d`; `cov` bounds `‖Σ_θ − Σ_ψ‖`.
+    `std` bounds `|σ_θ,d − σ_ψ,d|` for every `d`, and `cov` bounds `‖Σ_θ − Σ_ψ‖`.
     """
 
     headline: Bound
@@ -129,12 +110,12 @@ class WassersteinBound:
         return self.headline.value
 
     @property
-    def terms(self) -> dict[str, float]:
-        """The summands of the headline bound."""
+    def terms(self) -> Numbers:
+        """The summands of the headline bound's square."""
         return self.headline.terms
 
     @property
-    def constants(self) -> dict[str, float]:
+    def constants(self) -> Numbers:
         """The constants of the headline bound."""
         return self.headline.constants
 
@@ -148,42 +129,35 @@ class WassersteinBound:
 
 
 def fourth_moment_bound(
-    constants: BoundConstants, step: ArrayLike, batch_size: int, inverse_temperature: float, *, replacement: bool = True
+    constants: BoundConstants, step: ArrayLike, batch_size: int, inverse_temperature: float
 ) -> Bound:
     """Stationary fourth moment of the proxy, `E‖ψ−θ̂‖⁴`.
 
     `96 λ²τ_4⁴/(μ̂²B²) + 24 λτ_4²D/(μ̂²Bβ) + 12 D²/(μ̂²β²) + 48 λD(D+2)/(μ̂β²)`
     for `λ ≤ min{1/(4μ̂), Bμ̂/(200L²), 2/(μ̂+L̂)}`.
-
-    Parameters
-    ----------
-    constants, step, batch_size, inverse_temperature
-        `step` is a scalar, a vector or a matrix; only a multiple of the identity is covered.
-    replacement
-        How batches are drawn; the bound covers both ways.
     """
-    c, beta = constants, inverse_temperature
+    c, B, D, beta = constants, batch_size, constants.dim, inverse_temperature
     lam, scalar = _scalar_step(step)
     tau2, mu = math.sqrt(c.score_fourth), c.hessian_min
-    # The lemma needs ‖I − λH‖ = 1 − λμ̂, that is λ ≤ 2/(μ̂+L̂). The paper's two limits do not imply it for large B.
+    # The proof needs ‖I − λH‖ = 1 − λμ̂, so λ ≤ 2/(μ̂+L̂); the paper's two limits miss it for large B.
     limits = {
-        "1/(4μ̂)": _ratio(1.0, 4 * mu),
-        "Bμ̂/(200L²)": _ratio(batch_size * mu, 200 * c.smoothness**2),
-        "2/(μ̂+L̂)": _ratio(2.0, mu + c.hessian_max),
+        "1/(4μ̂)": _ratio(1, 4 * mu),
+        "Bμ̂/(200L²)": _ratio(B * mu, 200 * c.smoothness**2),
+        "2/(μ̂+L̂)": _ratio(2, mu + c.hessian_max),
     }
     terms = {
-        "gradient": 96 * _ratio(lam * tau2, mu * batch_size) ** 2,
-        "cross": 24 * _ratio(lam * tau2 * c.dim, mu**2 * batch_size * beta),
-        "injected": 12 * _ratio(c.dim, mu * beta) ** 2,
-        "injected_step": 48 * _ratio(lam * c.dim * (c.dim + 2), mu * beta**2),
+        "gradient": 96 * _ratio(lam * tau2, mu * B) ** 2,
+        "cross": 24 * _ratio(lam * tau2 * D, mu**2 * B * beta),
+        "injected": 12 * _ratio(D, mu * beta) ** 2,
+        "injected_step": 48 * _ratio(lam * D * (D + 2), mu * beta**2),
     }
-    assumptions = (scalar, _batches(replacement), _smooth(c), _curved(c), _step_range(lam, limits))
     used = {"step": lam, "score_second": tau2, "hessian_min": mu, "smoothness": c.smoothness}
-    return _bound("stationary fourth moment of the proxy", sum(terms.values()), terms, used, assumptions, c.scope)
+    assumptions = (*_assumptions(c, scalar, distance=False), _step_range(lam, limits, strict=False))
+    return _bound("fourth moment of the proxy", c, terms, used, *assumptions, power=1)
 
 
 def stationary_bound(
-    constants: BoundConstants, step: ArrayLike, batch_size: int, inverse_temperature: float, *, replacement: bool = True
+    constants: BoundConstants, step: ArrayLike, batch_size: int, inverse_temperature: float
 ) -> Bound:
     """Distance of the stationary laws, `W₂(π_θ, π_ψ)`.
 
@@ -191,25 +165,19 @@ def stationary_bound(
     `C₀ = (2/μ){mean M²/(8L) + M̄²/(4μ)}`, `A₀ = 96C₀τ_4⁴/μ̂²`, `A₁ = 12C₀τ_4²D/μ̂²`,
     `A₂ = (12D² + 48D(D+2))C₀/μ̂²`. `constants["simple"]` is the coarser `A(λ/B + 1/β)`, `A² = max A_i`.
     """
-    c, beta = constants, inverse_temperature
+    c, D, beta = constants, constants.dim, inverse_temperature
+    mu, L, tau2 = c.strong_convexity, c.smoothness, math.sqrt(c.score_fourth)
     lam, scalar = _scalar_step(step)
-    tau2, mu, L, mu_hat = math.sqrt(c.score_fourth), c.strong_convexity, c.smoothness, c.hessian_min
-    C0 = _ratio(2.0, mu) * (_ratio(c.third_mean_square, 8 * L) + _ratio(c.third_mean**2, 4 * mu))
-    unit = _ratio(C0, mu_hat**2)
-    # A₂ replaces λ by 1/μ̂ in the lemma's last term: allowed since λ < 1/(4L) ≤ 1/(4μ̂), and generous by a factor 4.
-    A0, A1, A2 = 96 * unit * tau2**2, 12 * unit * tau2 * c.dim, unit * (12 * c.dim**2 + 48 * c.dim * (c.dim + 2))
-    per_batch = lam / batch_size
-    terms = {"gradient": A0 * per_batch**2, "cross": 2 * A1 * per_batch / beta, "injected": A2 / beta**2}
-    limits = {"Bμ̂/(200L²)": _ratio(batch_size * mu_hat, 200 * L**2), "1/(4L)": _ratio(1.0, 4 * L)}
-    assumptions = (
-        *_common(c, scalar, replacement),
-        _curved(c),
-        _step_range(lam, limits, strict=True),
-    )
-    A = math.sqrt(max(A0, A1, A2))
-    used = {"C0": C0, "A0": A0, "A1": A1, "A2": A2, "A": A, "simple": A * (per_batch + 1 / beta), "step": lam}
-    value = math.sqrt(sum(terms.values()))
-    return _bound("stationary Wasserstein distance", value, terms, used, assumptions, c.scope)
+    C0 = _ratio(2, mu) * (_ratio(c.third_mean_square, 8 * L) + _ratio(c.third_mean**2, 4 * mu))
+    unit = _ratio(C0, c.hessian_min**2)
+    # A₂ has 1/μ̂ for λ in the lemma's last term: valid, and generous by 4, since λ < 1/(4L) ≤ 1/(4μ̂).
+    A0, A1, A2 = 96 * unit * tau2**2, 12 * unit * tau2 * D, unit * (12 * D**2 + 48 * D * (D + 2))
+    A, rate = math.sqrt(max(A0, A1, A2)), lam / batch_size
+    terms = {"gradient": A0 * rate**2, "cross": 2 * A1 * rate / beta, "injected": A2 / beta**2}
+    used = {"C0": C0, "A0": A0, "A1": A1, "A2": A2, "A": A, "simple": A * (rate + 1 / beta), "step": lam}
+    limits = {"Bμ̂/(200L²)": _ratio(batch_size * c.hessian_min, 200 * L**2), "1/(4L)": _ratio(1, 4 * L)}
+    assumptions = (*_assumptions(c, scalar), _step_range(lam, limits))
+    return _bound("stationary Wasserstein distance", c, terms, used, *assumptions)
 
 
 def finite_time_bound(
@@ -220,38 +188,26 @@ def finite_time_bound(
     t: int,
     initial_distance2: float = 0.0,
     fourth_moments: ArrayLike | None = None,
-    *,
-    replacement: bool = True,
 ) -> Bound:
     """Distance after `t` steps, `W₂(π_θ,t, π_ψ,t)`, for `λ < 1/(2L)`.
 
     `W₂² ≤ β̄ᵗ W₂²(θ₀,ψ₀) + λ{λ mean M²/2 + M̄²/(4μ)} Σ_{s=1}^{t} β̄^{t−s} C_{s−1}`, `β̄ = 1 − λμ(1 − 2λL)`.
-
-    Parameters
-    ----------
-    constants, step, batch_size, inverse_temperature, t
-        `t` is at least 1.
-    initial_distance2
-        `W₂²(θ₀, ψ₀)`.
-    fourth_moments
-        `C_s = E‖ψ_s−θ̂‖⁴` for `s = 0…t−1`, or one number above them all. By default `fourth_moment_path`, for a
-        proxy that starts at the minimiser.
-    replacement
-        How batches are drawn; the bound covers both ways.
+    `fourth_moments` holds `C_s = E‖ψ_s−θ̂‖⁴` for `s = 0…t−1`, or one number above them all; by default
+    `fourth_moment_path`, for a proxy that starts at the minimiser. `initial_distance2` is `W₂²(θ₀,ψ₀)`.
     """
-    c, (lam, scalar) = constants, _scalar_step(step)
-    mu, L = c.strong_convexity, c.smoothness
+    c, mu, L = constants, constants.strong_convexity, constants.smoothness
+    lam, scalar = _scalar_step(step)
     gap = lam * mu * (1 - 2 * lam * L)
     source = lam * (lam * c.third_mean_square / 2 + _ratio(c.third_mean**2, 4 * mu))
+    used = {"contraction": 1 - gap, "source": source, "step": lam}
+    assumptions = (*_assumptions(c, scalar), _step_range(lam, {"1/(2L)": _ratio(1, 2 * L)}))
+    name = f"Wasserstein distance after {t} steps"
+    if not all(a.holds for a in assumptions):
+        return _bound(name, c, {}, used, *assumptions)
     if fourth_moments is None:
         fourth_moments = fourth_moment_path(c, lam, batch_size, inverse_temperature, t)
-    moments = _as_path(fourth_moments, t)
-    terms = _accumulate(1 - gap, source, moments, initial_distance2)
-    limits = {"1/(2L)": _ratio(1.0, 2 * L)}
-    assumptions = (*_common(c, scalar, replacement), _step_range(lam, limits, strict=True), _finite(moments))
-    used = {"contraction": 1 - gap, "source": source, "step": lam, "t": float(t)}
-    value = math.sqrt(sum(terms.values()))
-    return _bound(f"Wasserstein distance after {t} steps", value, terms, used, assumptions, c.scope)
+    terms, finite = _accumulate(gap, source, fourth_moments, t, initial_distance2)
+    return _bound(name, c, terms, used, *assumptions, finite)
 
 
 def momentum_bound(
@@ -260,51 +216,39 @@ def momentum_bound(
     batch_size: int,
     momentum: float,
     t: int | None = None,
-    fourth_moments: ArrayLike | None = None,
-    *,
-    inverse_temperature: float = math.inf,
     initial_distance2: float = 0.0,
-    replacement: bool = True,
+    fourth_moments: ArrayLike | None = None,
+    inverse_temperature: float = math.inf,
 ) -> Bound:
-    """Distance with momentum `κ`, after `t` steps from equal momenta or (`t=None`) in the stationary regime.
+    """Distance with momentum `κ`, after `t` steps from equal momenta or (`t=None`) of the stationary laws.
 
-    `W₂² ≤ β̄ᵗ W₂²(θ₀,ψ₀) + 𝒫 Σ_{s=1}^{t} β̄^{t−s} C_{s−1}`, or `𝒫 C_∞/(1 − β̄)`, with `β̄` the spectral radius of
-    `[[1−λμ+λκ+2λ²L²/(1−κ), λκ(1+λ)], [2L²/(1−κ), κ]]` and, with `X`, `Y` from its entries,
-    `𝒫 = λ² mean M²/(2(1−κ)) + λM̄²/(4μ) + mean M² ((X²+Y)^{1/2} − X)/(8L²)`.
-
-    For `λ < (1−κ)/(4L)` and `2λL²/(1−κ) + 2L²κ(1+λ)/(1−κ)² + κ < μ`. The stationary value needs a fourth moment in
-    `fourth_moments`: the paper bounds it only up to unnamed constants. For finite `t` the default is
-    `fourth_moment_path`.
+    `W₂² ≤ β̄ᵗ W₂²(θ₀,ψ₀) + 𝒫 Σ_{s=1}^{t} β̄^{t−s} C_{s−1}`, or `𝒫 C_∞/(1 − β̄)`; see `_momentum_rates`.
+    For `λ < (1−κ)/(4L)` and `2λL²/(1−κ) + 2L²κ(1+λ)/(1−κ)² + κ < μ`, which is `β̄ < 1` exactly. The
+    stationary value needs a number `C_∞ ≥ E‖ψ−θ̂‖⁴` in `fourth_moments`, since the paper bounds it only up to
+    unnamed constants; for finite `t` the default is `fourth_moment_path`.
     """
-    c, kappa, (lam, scalar) = constants, momentum, _scalar_step(step)
-    L, mu = c.smoothness, c.strong_convexity
-    in_range = Assumption("momentum range", 0 <= kappa < 1, f"κ = {kappa:.6g} must be in [0, 1)")
+    c, L, mu, kappa = constants, constants.smoothness, constants.strong_convexity, momentum
+    lam, scalar = _scalar_step(step)
     rest = max(1 - kappa, 0.0)
     left = _ratio(2 * lam * L**2, rest) + _ratio(2 * L**2 * kappa * (1 + lam), rest**2) + kappa
-    contracts = Assumption(
-        "contraction", left < mu, f"2λL²/(1−κ) + 2L²κ(1+λ)/(1−κ)² + κ = {left:.6g} must be below μ = {mu:.6g}"
+    condition = f"2λL²/(1−κ) + 2L²κ(1+λ)/(1−κ)² + κ = {left:.6g} must be below μ = {mu:.6g}"
+    supplied = "the paper bounds the stationary one only up to unnamed constants: supply fourth_moments, or t"
+    assumptions = (
+        *_assumptions(c, scalar),
+        Assumption("momentum range", 0 <= kappa < 1, f"κ = {kappa:.6g} must be in [0, 1)"),
+        _step_range(lam, {"(1−κ)/(4L)": _ratio(rest, 4 * L)}),
+        Assumption("contraction", left < mu, condition),
+        Assumption("fourth moment supplied", t is not None or fourth_moments is not None, supplied),
     )
-    limits = {"(1−κ)/(4L)": _ratio(rest, 4 * L)}
-    assumptions = [*_common(c, scalar, replacement), in_range, _step_range(lam, limits, strict=True), contracts]
-    if fourth_moments is None and t is None:
-        detail = "the paper's fourth-moment bound with momentum has unnamed constants; supply fourth_moments or t"
-        assumptions.append(Assumption("fourth moment supplied", False, detail))
     name = "stationary Wasserstein distance" if t is None else f"Wasserstein distance after {t} steps"
-    name += f" with momentum {kappa:g}"
+    name, used = f"{name} with momentum {kappa:g}", {"step": lam, "momentum": kappa}
     if not all(a.holds for a in assumptions):
-        return _bound(name, math.nan, {}, {"step": lam, "momentum": kappa}, tuple(assumptions), c.scope)
-    gap, source = _momentum_recursion(c, lam, kappa)
-    if t is None:
-        moments = _as_path(np.asarray(fourth_moments, dtype=np.float64), 1)
-        terms = {"accumulated": source / gap * float(moments[0])}
-    else:
-        if fourth_moments is None:
-            fourth_moments = fourth_moment_path(c, lam, batch_size, inverse_temperature, t, kappa)
-        moments = _as_path(fourth_moments, t)
-        terms = _accumulate(1 - gap, source, moments, initial_distance2)
-    used = {"contraction": 1 - gap, "source": source, "step": lam, "momentum": kappa}
-    value = math.sqrt(sum(terms.values()))
-    return _bound(name, value, terms, used, (*assumptions, _finite(moments)), c.scope)
+        return _bound(name, c, {}, used, *assumptions)
+    gap, source = _momentum_rates(c, lam, kappa)
+    if fourth_moments is None:
+        fourth_moments = fourth_moment_path(c, lam, batch_size, inverse_temperature, t or 1, kappa)
+    terms, finite = _accumulate(gap, source, fourth_moments, t, initial_distance2)
+    return _bound(name, c, terms, used | {"contraction": 1 - gap, "source": source}, *assumptions, finite)
 
 
 def fourth_moment_path(
@@ -317,105 +261,162 @@ def fourth_moment_path(
 ) -> Array:
     """Upper bounds on `C_s = E‖ψ_s−θ̂‖⁴`, `s = 0…steps−1`, for a proxy that starts at the minimiser at rest.
 
-    With `e = u + w`, `u` known and `w` centred: `E‖e‖⁴ ≤ E‖u‖⁴ + 8E‖u‖²‖w‖² + 3E‖w‖⁴`, where
-    `E‖w‖² ≤ λ²(2τ_4² + 8L²‖e‖²)/B + 2λD/β` and `E‖w‖⁴ ≤ 8λ⁴(24τ_4⁴ + 384L⁴‖e‖⁴)/B² + 32λ²D(D+2)/β²`.
-    Without momentum this is the paper's recursion. With momentum the paper's has unnamed constants; here the norms of
-    `u` and of the momentum are bounded by Minkowski's inequality instead, which needs none.
+    From `E‖u+w‖⁴ ≤ E‖u‖⁴ + 8E‖u‖²‖w‖² + 3E‖w‖⁴` for `u` known and `w = −λη + (2λ/β)^{1/2}ξ` centred, with
+    `E‖η‖² ≤ (2τ_4² + 8L²‖e‖²)/B` and `E‖η‖⁴ ≤ (24τ_4⁴ + 384L⁴‖e‖⁴)/B²`. Without momentum it is the paper's
+    recursion. With momentum the paper's has unnamed constants; Minkowski's inequality for
+    `u = (I−λH)e − λκν` and for `κν + He` needs none.
     """
-    c, lam = constants, step
-    tau2, rho = math.sqrt(c.score_fourth), max(abs(1 - lam * c.hessian_min), abs(1 - lam * c.hessian_max))
-    noise = (2 * tau2 / batch_size, 8 * c.smoothness**2 / batch_size)
-    noise4 = (24 * tau2**2 / batch_size**2, 384 * c.smoothness**4 / batch_size**2)
-    injected = 2 * lam * c.dim / inverse_temperature
-    injected4 = 32 * lam**2 * c.dim * (c.dim + 2) / inverse_temperature**2
-    base, base4 = lam**2 * noise[0] + injected, 8 * lam**4 * noise4[0] + injected4
-    if momentum == 0.0:
-        rate2 = rho**2 + lam**2 * noise[1]
-        rate4 = rho**4 + 8 * rho**2 * lam**2 * noise[1] + 24 * lam**4 * noise4[1]
-        with np.errstate(over="ignore"):  # a diverging recursion ends at infinity, which `_finite` reports
-            second = _linear_recursion(rate2, np.full(max(steps - 1, 0), base))
-            return _linear_recursion(rate4, 8 * rho**2 * base * second[:-1] + 3 * base4)
-    path = np.zeros(steps)
-    e2 = v2 = e4 = v4 = 0.0
-    root = math.sqrt
+    c, lam, B, D, tau2 = constants, step, batch_size, constants.dim, math.sqrt(constants.score_fourth)
+    rho = max(abs(1 - lam * c.hessian_min), abs(1 - lam * c.hessian_max))
+    n0, n2 = 2 * tau2 / B, 8 * c.smoothness**2 / B  # E‖η‖² ≤ n0 + n2 ‖e‖²
+    f0, f4 = 24 * (tau2 / B) ** 2, 384 * (c.smoothness**2 / B) ** 2  # E‖η‖⁴ ≤ f0 + f4 ‖e‖⁴
+    xi2, xi4 = 2 * lam * D / inverse_temperature, 32 * D * (D + 2) * (lam / inverse_temperature) ** 2
+    if momentum == 0:
+        from scipy.signal import lfilter  # here, because importing scipy.signal is slow
+
+        w0, w2 = lam**2 * n0 + xi2, lam**2 * n2
+        source = np.where(np.arange(steps) > 0, w0, 0.0)
+        second = lfilter([1.0], [1.0, -(rho**2) - w2], source)
+        source[1:] = 8 * rho**2 * w0 * second[:-1] + 24 * lam**4 * f0 + 3 * xi4
+        rate = rho**4 + 8 * rho**2 * w2 + 24 * lam**4 * f4
+        return np.asarray(lfilter([1.0], [1.0, -rate], source))
+    # Row 0 is ψ − θ̂, row 1 its momentum ν; each is a known part, bounded through `known`, plus noise.
+    known = np.array([[rho, lam * momentum], [c.hessian_max, momentum]])
+    gain2, gain4 = np.array([lam**2, 1.0]), np.array([24 * lam**4, 3.0])
+    path, moments, injected = np.zeros(steps), np.zeros((2, 2)), np.array([[xi2, 0.0], [3 * xi4, 0.0]])
     for s in range(1, steps):
-        u2, b2 = rho * root(e2) + lam * momentum * root(v2), momentum * root(v2) + c.hessian_max * root(e2)
-        u4, b4 = rho * e4**0.25 + lam * momentum * v4**0.25, momentum * v4**0.25 + c.hessian_max * e4**0.25
-        u2, b2, u4, b4 = u2 * u2, b2 * b2, u4 * u4, b4 * b4  # u4, b4: still the square roots of fourth moments
-        last = (e2, v2, e4, v4)
-        eta2, eta4, size = noise[0] + noise[1] * e2, noise4[0] + noise4[1] * e4, root(e4)
-        e2, v2 = u2 + lam**2 * eta2 + injected, b2 + eta2
-        e4 = u4 * u4 + 8 * (base * u2 + lam**2 * noise[1] * u4 * size) + 3 * (8 * lam**4 * eta4 + injected4)
-        v4 = b4 * b4 + 8 * (noise[0] * b2 + noise[1] * b4 * size) + 3 * eta4
-        path[s] = e4
-        if (e2, v2, e4, v4) == last or not math.isfinite(e4):
-            path[s:] = e4
+        e2, e4 = moments[:, 0]
+        u2, u4 = (known @ np.sqrt(moments[0])) ** 2, (known @ moments[1] ** 0.25) ** 2  # u4: root of E‖u‖⁴
+        mixed = (gain2 * n0 + injected[0]) * u2 + gain2 * n2 * u4 * math.sqrt(e4)
+        new = np.array([u2 + gain2 * (n0 + n2 * e2), u4**2 + 8 * mixed + gain4 * (f0 + f4 * e4)]) + injected
+        path[s] = new[1, 0]
+        if np.array_equal(new, moments) or not new.max() < 1e300:  # at its limit, or diverging
+            path[s:] = new[1, 0] if new.max() < 1e300 else math.inf
             break
+        moments = new
     return path
 
 
-def std_error(distance: float) -> float:
-    """`|σ_θ,d − σ_ψ,d| ≤ ε` for every `d` when `W₂ ≤ ε`."""
-    return distance
-
-
 def covariance_error(distance: float, proxy_cov_norm: float) -> float:
-    """`‖Σ_θ − Σ_ψ‖ ≤ 2ε(‖Σ_ψ‖^{1/2} + ε)` when `W₂ ≤ ε`; the norm is the spectral one."""
+    """`‖Σ_θ − Σ_ψ‖ ≤ 2ε(‖Σ_ψ‖^{1/2} + ε)` in spectral norm when `W₂ ≤ ε`; standard deviations: `ε`."""
     return 2 * distance * (math.sqrt(proxy_cov_norm) + distance)
 
 
-def collect_bounds(
-    constants: BoundConstants,
-    step: ArrayLike,
-    batch_size: int,
-    inverse_temperature: float,
-    *,
-    momentum: float = 0.0,
-    t: int | None = None,
-    fourth_moments: ArrayLike | None = None,
-    proxy_cov_norm: float | None = None,
-    replacement: bool = True,
-) -> WassersteinBound:
-    """Every bound for one algorithm; the headline is the one with momentum, else at time `t`, else stationary."""
-    head = (constants, step, batch_size)
-    fourth = fourth_moment_bound(*head, inverse_temperature, replacement=replacement)
-    stationary = stationary_bound(*head, inverse_temperature, replacement=replacement)
-    finite: Bound | None = None
-    heavy: Bound | None = None
-    if momentum:
-        plain = Assumption("no momentum", False, f"this bound is for κ = 0; κ = {momentum:.6g}")
-        fourth, stationary = _withdraw(fourth, plain), _withdraw(stationary, plain)
-        heavy = momentum_bound(
-            *head,
-            momentum,
-            t,
-            fourth_moments,
-            inverse_temperature=inverse_temperature,
-            replacement=replacement,
-        )
-    elif t is not None:
-        finite = finite_time_bound(
-            *head, inverse_temperature, t, fourth_moments=fourth_moments, replacement=replacement
-        )
-    headline = heavy or finite or stationary
-    std = None if headline.value is None else std_error(headline.value)
-    cov = None if std is None or proxy_cov_norm is None else covariance_error(std, proxy_cov_norm)
-    return WassersteinBound(headline, fourth, stationary, finite, heavy, std, cov)
-
-
 def gelbrich(mean1: ArrayLike, cov1: ArrayLike, mean2: ArrayLike, cov2: ArrayLike) -> float:
-    """`W₂` of two Gaussians, a lower bound on `W₂` of any two laws with these moments.
+    """`W₂` of two Gaussians: a lower bound on `W₂` of any two laws with these moments.
 
-    `(‖m₁−m₂‖² + min_Q ‖Σ₁^{1/2} − Σ₂^{1/2}Q‖_F²)^{1/2}`, `Q` orthogonal: the polar factor of `Σ₂^{1/2}Σ₁^{1/2}`.
+    `(‖m₁−m₂‖² + min_Q ‖Σ₁^{1/2} − Σ₂^{1/2}Q‖_F²)^{1/2}`; `Q` is the polar factor of `Σ₂^{1/2}Σ₁^{1/2}`.
 
     Examples
     --------
-    >>> gelbrich([0.0], [[4.0]], [3.0], [[64.0]])
-    6.708203932499369
+    >>> gelbrich([0.0], [[4.0]], [8.0], [[64.0]])
+    10.0
     """
-    # The usual tr(Σ₁ + Σ₂ − 2(Σ₁^{1/2}Σ₂Σ₁^{1/2})^{1/2}) cancels: near-equal covariances cost it half of the digits.
-    # A norm of a difference does not, and an inexact Q enters only to second order.
+    # The usual tr(Σ₁ + Σ₂ − 2(Σ₁^{1/2}Σ₂Σ₁^{1/2})^{1/2}) cancels: half of the digits are lost when the matrices
+    # are close. The norm of a difference loses none, and an inexact Q enters only to second order.
     root1, root2 = _symmetric_root(cov1), _symmetric_root(cov2)
     left, _, right = np.linalg.svd(root2 @ root1)
-    shift = np.atleast_1d(np.asarray(mean1, dtype=np.float64) - np.asarray(mean2, dtype=np.float64))
+    shift = np.ravel(np.asarray(mean1, dtype=np.float64) - np.asarray(mean2, dtype=np.float64))
     return math.hypot(float(np.linalg.norm(shift)), float(np.linalg.norm(root1 - root2 @ (left @ right))))
+
+
+def _symmetric_root(cov: ArrayLike) -> Array:
+    matrix = np.atleast_2d(np.asarray(cov, dtype=np.float64))
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    return np.asarray((vectors * np.sqrt(np.clip(values, 0.0, None))) @ vectors.T)
+
+
+def _momentum_rates(c: BoundConstants, lam: float, kappa: float) -> tuple[float, float]:
+    """`1 − β̄` and `𝒫`, where `β̄` is the spectral radius of the recursion of `(E‖θ−ψ‖², E‖m−ν‖²)`.
+
+    `a = [[1−λμ+λκ+2λ²L²/(1−κ), λκ(1+λ)], [2L²/(1−κ), κ]]` is its matrix; with `X = a₁₁−a₂₂`, `Y = 4a₁₂a₂₁`,
+    `𝒫 = λ² mean M²/(2(1−κ)) + λM̄²/(4μ) + mean M² ((X²+Y)^{1/2} − X)/(8L²)`. The paper's theorem points to
+    another matrix, that of the proxy's second moments; this one is from the theorem's proof.
+    """
+    L2, mu, rest, M2 = c.smoothness**2, c.strong_convexity, 1 - kappa, c.third_mean_square
+    decay = lam * (mu - kappa - 2 * lam * L2 / rest)  # 1 − a₁₁
+    X, product = rest - decay, 2 * L2 * lam * kappa * (1 + lam) / rest  # product = a₁₂a₂₁
+    root = math.sqrt(X**2 + 4 * product)
+    difference = 4 * product / (root + X) if X > 0 else root - X  # root − X without cancellation
+    # det(I − a) = (1 − β̄)(1 − β₂), β₂ the smaller eigenvalue: no cancellation when β̄ is near 1.
+    gap = 2 * (decay * rest - product) / (decay + rest + root)
+    return gap, lam**2 * M2 / (2 * rest) + lam * c.third_mean**2 / (4 * mu) + M2 * difference / (8 * L2)
+
+
+def _accumulate(
+    gap: float, source: float, moments: ArrayLike, t: int | None, initial: float
+) -> tuple[Numbers, Assumption]:
+    """The terms at time `t` (None: in the limit), and whether the fourth moments are finite."""
+    path = np.asarray(moments, dtype=np.float64)
+    if t is not None and t < 1:
+        raise InvalidInput("t", "at least 1", t, "count the steps from 1")
+    if path.ndim and path.shape != (t,):
+        given = f"an array of shape {path.shape}"
+        raise InvalidInput(
+            "fourth_moments", f"one number or one for each of {t} steps", given, "supply s = 0…t−1"
+        )
+    finite = Assumption(
+        "finite fourth moments", bool(np.isfinite(path).all()), f"the largest is {path.max():.6g}"
+    )
+    if not finite.holds:
+        return {"accumulated": math.inf}, finite
+    decay = 0.0 if t is None else (1 - gap) ** t
+    weighted = (
+        float(path) * (1 - decay) / gap if path.ndim == 0 else path @ (1 - gap) ** np.arange(len(path))[::-1]
+    )
+    return {"initial": decay * initial, "accumulated": source * float(weighted)}, finite
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    """A quotient that is infinite, not an error, when a constant degenerates; an assumption reports it."""
+    return numerator / denominator if denominator > 0 else math.inf
+
+
+def _scalar_step(step: ArrayLike) -> tuple[float, Assumption]:
+    """`λ` of `Λ = λI` (else the largest eigenvalue, for the report), and whether the step has that form."""
+    array = np.asarray(step, dtype=np.float64)
+    matrix = np.diag(array) if array.ndim == 1 else np.atleast_2d(array)
+    lam = float(np.linalg.eigvalsh(matrix)[-1])
+    scalar = np.allclose(matrix, lam * np.eye(len(matrix)), rtol=1e-9, atol=1e-12 * abs(lam))
+    detail = (
+        f"Λ = {lam:.6g} I" if scalar else f"Λ is not a multiple of I; its largest eigenvalue is {lam:.6g}"
+    )
+    return lam, Assumption("scalar step", scalar, detail)
+
+
+def _step_range(lam: float, limits: Numbers, strict: bool = True) -> Assumption:
+    name, limit = min(limits.items(), key=lambda item: item[1])
+    holds = 0 < lam < limit or (not strict and lam == limit)
+    return Assumption("step range", holds, f"λ = {lam:.6g} must be positive and below {name} = {limit:.6g}")
+
+
+def _assumptions(c: BoundConstants, scalar: Assumption, distance: bool = True) -> tuple[Assumption, ...]:
+    """What the proxy's moments rest on and, for a distance, the paper's A, B and C besides."""
+    # Without replacement: Jensen covers the expansion of E‖θ−ψ‖²; for the noise, Hoeffding's comparison says that
+    # convex functions of the sample's mean, here powers 2 and 4 of its norm, have no larger expectation.
+    batches = "uniform, independent from step to step; with replacement, or without: the noise is no larger"
+    smooth = f"L = {c.smoothness:.6g} must be finite and at least L̂ = {c.hessian_max:.6g}"
+    moments = (
+        scalar,
+        Assumption("batches", True, batches),
+        Assumption("smooth losses", c.hessian_max <= c.smoothness * (1 + 1e-9) < math.inf, smooth),
+        Assumption("positive Hessian", c.hessian_min > 0, f"μ̂ = {c.hessian_min:.6g} must be positive"),
+    )
+    mu, M, M2 = c.strong_convexity, c.third_mean, c.third_mean_square
+    curved = f"μ = {mu:.6g} must be positive and at most μ̂ = {c.hessian_min:.6g}"
+    third = f"M̄ = {M:.6g} and mean M² = {M2:.6g} must be finite"
+    errors = (
+        Assumption("convex losses", c.convex, f"every loss must be convex: {c.convex}"),
+        Assumption("bounded third derivatives", M**2 <= M2 * (1 + 1e-9) < math.inf, third),
+        Assumption("strong convexity", 0 < mu <= c.hessian_min * (1 + 1e-9), curved),
+    )
+    return moments + errors if distance else moments
+
+
+def _bound(
+    name: str, c: BoundConstants, terms: Numbers, used: Numbers, *assumptions: Assumption, power: float = 0.5
+) -> Bound:
+    """`(Σ terms)^power`, or neither terms nor value when an assumption fails."""
+    if all(a.holds for a in assumptions):
+        return Bound(name, sum(terms.values()) ** power, terms, used, assumptions, c.scope)
+    return Bound(name, None, {}, used, assumptions, c.scope)

@@ -13,23 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, eigs, eigsh
 
+from equipoise.theory.equation import whitened
 from equipoise.theory.modes import Modes
 from equipoise.theory.proxy import Noise
 
-__all__ = ["largest_multiple", "spectral_radius", "whitened"]
+__all__ = ["largest_multiple", "spectral_radius"]
 
 Array = NDArray[np.float64]
 
 # Below this many unknowns a dense eigenvalue problem is faster and surer than a Krylov method.
 _DENSE = 150
-
-
-def whitened(noise: Noise, modes: Modes) -> Callable[[Array], Array] | None:
-    """K̃(S) = Rᵀ K(R S Rᵀ) R, the noise that grows with the spread, in the coordinates of the modes."""
-    linear = noise.linear
-    if linear is None:
-        return None
-    return lambda S: modes.force(linear(modes.outward(S)))
 
 
 def spectral_radius(modes: Modes, noise: Noise) -> float:

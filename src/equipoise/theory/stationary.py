@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cho_factor, cho_solve, eigh
-from scipy.sparse.linalg import LinearOperator, cg
 
 from equipoise.errors import EquipoiseError, InvalidInput, UnstableStep
 from equipoise.theory import mixing
+from equipoise.theory.equation import balance
 from equipoise.theory.modes import Modes, step_matrix
 from equipoise.theory.proxy import Noise, proxy_noise
-from equipoise.theory.stability import largest_multiple, spectral_radius, whitened
+from equipoise.theory.stability import largest_multiple, spectral_radius
 
 if TYPE_CHECKING:
     from equipoise.dynamics import Dynamics
@@ -25,8 +25,7 @@ __all__ = ["Stationary", "max_stable_step", "stationary"]
 
 Array = NDArray[np.float64]
 
-_RESIDUAL = 1e-13  # relative residual asked of the Krylov solver
-_ACCEPTED = 1e-8  # and the largest one accepted as a solution
+_ACCEPTED = 1e-8  # the largest relative residual accepted as a solution
 
 
 @dataclass(frozen=True)
@@ -229,27 +228,12 @@ def _modes(step: Array, hessian: Array, dynamics: Dynamics, discrete: bool) -> M
 
 
 def _solve(modes: Modes, noise: Noise) -> Array | None:
-    """Solve the stationary equation in the modes' coordinates; None when it has no positive solution."""
-    dim = modes.rates.size
+    """The stationary covariance in the modes' coordinates; None when there is none."""
     source = modes.force(noise.constant) + np.diag(modes.injected)
-    resistance = modes.first_order - modes.second_order
-    spread = whitened(noise, modes)
-    if spread is None:
-        return source / resistance
-
-    def apply(v: Array) -> Array:
-        S = v.reshape(dim, dim)
-        return (resistance * S - spread(S)).ravel()
-
-    size = dim * dim
-    operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
-    inverse = LinearOperator((size, size), matvec=lambda v: v / resistance.ravel(), dtype=np.float64)
-    v, _ = cg(operator, source.ravel(), rtol=_RESIDUAL, atol=0.0, M=inverse, maxiter=1000)
-    S = 0.5 * (v.reshape(dim, dim) + v.reshape(dim, dim).T)
+    S, residual = balance(modes, noise, source)
     # A positive solution of S = T(S) + source certifies ρ(T) < 1; an indefinite operator gives none.
     if not np.isfinite(S).all() or np.linalg.eigvalsh(S)[0] < -1e-9 * np.abs(S).max():
         return None
-    residual = np.linalg.norm(apply(S.ravel()) - source.ravel()) / np.linalg.norm(source)
     if residual > _ACCEPTED:
         if largest_multiple(modes, noise) <= 1.0:
             return None

@@ -1,0 +1,1 @@
+"""Models: per-observation losses, and what they become once bound to data."""

@@ -1,0 +1,315 @@
+"""Generalised linear models: a family, its fixed constant, and a Gaussian prior (theory §1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from equipoise.data.rows import Rows, as_rows
+from equipoise.errors import InvalidInput
+from equipoise.models.family import FAMILIES, Family, ScalarLoss
+from equipoise.moments import LinearCurvature, Moments, blocks, symmetric
+
+__all__ = ["GLM", "LinearProblem", "glm"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class GLM:
+    """A generalised linear model with a Gaussian prior; make one with `eq.glm`.
+
+    Attributes
+    ----------
+    family
+        The likelihood and its link.
+    constant
+        The family's fixed constant; None when it has none, or when the gaussian scale is estimated from residuals.
+    prior_precision, prior_mean
+        Of the prior N(mean, precision⁻¹) on the parameters: scalar, vector or (precision only) matrix.
+    """
+
+    family: Family
+    constant: float | None
+    prior_precision: Array
+    prior_mean: Array
+
+    def bind(self, data: Any) -> LinearProblem:
+        """Check the response and the prior against the data.
+
+        Raises
+        ------
+        InvalidInput
+            If the response is outside the family's range or the prior does not fit the columns.
+        """
+        rows = as_rows(data)
+        bad = np.flatnonzero(~self.family.valid(rows.y))
+        if bad.size:
+            raise InvalidInput(
+                rows.response,
+                f"{self.family.requirement} for the {self.family.name} family",
+                f"{rows.y[bad[0]]:g} at row {bad[0]} ({bad.size} such rows)",
+                "recode the response or choose another family",
+            )
+        return LinearProblem(self, rows, rows.n, self._precision(rows.dim), self._mean(rows.dim))
+
+    def _precision(self, dim: int) -> Array:
+        given = self.prior_precision
+        if given.ndim == 0:
+            given = np.full(dim, float(given))
+        if given.shape not in {(dim,), (dim, dim)}:
+            raise InvalidInput(
+                "prior_precision", f"a scalar, a vector ({dim},) or a matrix ({dim}, {dim})", f"shape {given.shape}",
+                "give one entry per column of X",
+            )  # fmt: skip
+        return np.diag(given) if given.ndim == 1 else symmetric(given)
+
+    def _mean(self, dim: int) -> Array:
+        if self.prior_mean.shape not in {(), (dim,)}:
+            raise InvalidInput(
+                "prior_mean", f"a scalar or a vector ({dim},)", f"shape {self.prior_mean.shape}", "match the columns of X"
+            )
+        return np.broadcast_to(self.prior_mean, dim).astype(np.float64)
+
+
+def glm(
+    family: str,
+    *,
+    scale: float | None = None,
+    shape: float | None = None,
+    dispersion: float | None = None,
+    prior_precision: ArrayLike = 0.0,
+    prior_mean: ArrayLike = 0.0,
+) -> GLM:
+    """A generalised linear model.
+
+    Parameters
+    ----------
+    family
+        `"gaussian"` (identity link), `"bernoulli"` (logit), `"poisson"`, `"gamma"`, `"negative-binomial"` (log).
+    scale
+        Working standard deviation of the gaussian family; estimated from the residuals when left out.
+    shape
+        Shape of the gamma family; 1 when left out.
+    dispersion
+        a in the negative binomial's variance μ + a μ²; 1 when left out.
+    prior_precision
+        Precision of a Gaussian prior, R(θ) = ½ (θ−m)ᵀ Γ (θ−m): scalar, vector (diagonal) or matrix. 0 is no prior.
+    prior_mean
+        m, scalar or vector.
+
+    Returns
+    -------
+    GLM
+
+    Raises
+    ------
+    InvalidInput
+        If the family is unknown, or a constant is not its own or not positive.
+
+    Examples
+    --------
+    >>> glm("gamma", shape=2.0).constant
+    2.0
+    """
+    if family not in FAMILIES:
+        raise InvalidInput("family", f"one of {', '.join(FAMILIES)}", repr(family), "choose one of them")
+    chosen = FAMILIES[family]
+    given = {"scale": scale, "shape": shape, "dispersion": dispersion}
+    for name, value in given.items():
+        if value is not None and name != chosen.parameter:
+            raise InvalidInput(name, f"left out for the {family} family", value, f"remove {name}=")
+        if value is not None and not (np.isfinite(value) and value > 0):
+            raise InvalidInput(name, "positive and finite", value, "pass a positive number")
+    constant = given[chosen.parameter] if chosen.parameter else None
+    if constant is None and chosen.parameter in {"shape", "dispersion"}:
+        constant = 1.0
+    precision = _finite("prior_precision", prior_precision)
+    if precision.ndim == 2 and (
+        precision.shape[0] != precision.shape[1] or np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max()
+    ):
+        raise InvalidInput("prior_precision", "a symmetric matrix", f"shape {precision.shape}", "pass (P + P.T) / 2")
+    lowest = np.linalg.eigvalsh(precision)[0] if precision.ndim == 2 else precision.min()
+    if lowest < -1e-10 * max(1.0, np.abs(precision).max()):
+        raise InvalidInput("prior_precision", "positive semi-definite", f"smallest value {lowest:g}", "use zero for no prior")
+    return GLM(chosen, None if constant is None else float(constant), precision, _finite("prior_mean", prior_mean))
+
+
+def _finite(name: str, value: ArrayLike) -> Array:
+    array = np.asarray(value, dtype=np.float64)
+    if not np.isfinite(array).all():
+        raise InvalidInput(name, "finite", "NaN or infinity", "pass finite numbers")
+    return array
+
+
+@dataclass(frozen=True)
+class LinearProblem:
+    """A GLM on its rows: L(θ) = (1/N) [Σ w_n ℓ(x_nᵀθ + o_n, y_n) + ½ (θ−m)ᵀ Γ (θ−m)].
+
+    Attributes
+    ----------
+    model, rows
+        What it is made of; `rows` may be a subsample.
+    n
+        The full number of rows N.
+    precision, mean
+        Γ and m.
+    """
+
+    model: GLM
+    rows: Rows
+    n: int
+    precision: Array
+    mean: Array
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Column names."""
+        return self.rows.names
+
+    def subsample(self, rows: int, seed: int) -> LinearProblem:
+        """The same problem on random rows."""
+        return replace(self, rows=self.rows.subsample(rows, seed))
+
+    def flatten(self, params: Any) -> Array:
+        """Check and return a parameter vector."""
+        theta = np.asarray(params, dtype=np.float64)
+        if theta.shape != (self.rows.dim,) or not np.isfinite(theta).all():
+            raise InvalidInput("params", f"a finite vector ({self.rows.dim},)", f"shape {theta.shape}", "pass fit.params")
+        return theta
+
+    def unflatten(self, theta: Array) -> Array:
+        """Parameters are already flat."""
+        return theta
+
+    def predictor(self, theta: Array) -> Array:
+        """η = X θ + offset."""
+        eta = self.rows.x @ theta
+        return eta if self.rows.offset is None else eta + self.rows.offset
+
+    def loss_at(self, theta: Array) -> ScalarLoss:
+        """The loss with its constants; an estimated gaussian scale is that of the residuals at `theta`.
+
+        s² = Σ w r² / (N − D), so that one rule serves the fit, the moments and the chain alike.
+        """
+        loss, family = self.model.family.loss, self.model.family
+        if family.parameter is None:
+            return loss
+        constant = self.model.constant
+        if constant is None:
+            residual2 = (self.rows.y - self.predictor(theta)) ** 2
+            total = float(np.sum(residual2 if self.rows.weights is None else self.rows.weights * residual2))
+            constant = float(np.sqrt(total / max(1, self.rows.n - self.rows.dim)))
+            if constant == 0.0:
+                raise InvalidInput("y", "not fitted exactly by the columns", "zero residuals", "pass scale= explicitly")
+        return replace(loss, p=(constant,))
+
+    def settled(self, theta: Array) -> LinearProblem:
+        """The problem with an estimated scale fixed at its value for `theta`."""
+        if self.model.constant is not None or self.model.family.parameter is None:
+            return self
+        return replace(self, model=replace(self.model, constant=self.loss_at(theta).p[0]))
+
+    def starts(self) -> list[Array]:
+        """One weighted least-squares step from predictors matched to the response."""
+        rows, family = self.rows, self.model.family
+        center = np.average(rows.y, weights=rows.weights)
+        with np.errstate(all="ignore"):
+            eta = family.link(0.5 * (rows.y + center) if family.name != "bernoulli" else 0.25 + 0.5 * rows.y)
+        eta = np.where(np.isfinite(eta), eta, 0.0) - (0.0 if rows.offset is None else rows.offset)
+        w = np.ones(rows.n) if rows.weights is None else rows.weights
+        gram = (rows.x * w[:, None]).T @ rows.x + self.precision + 1e-8 * np.diag(np.sum(rows.x**2, axis=0))
+        right = (rows.x * w[:, None]).T @ eta + self.precision @ self.mean
+        warm = np.linalg.lstsq(gram, right, rcond=None)[0]
+        return [warm, np.zeros(rows.dim)]
+
+    def value(self, theta: Array) -> float:
+        """L(θ)."""
+        loss = self.loss_at(theta)
+        terms = self._weighted(loss.value(self.predictor(theta), self.rows.y, loss.constants))
+        return float(np.mean(terms)) + self._prior(theta)
+
+    def derivatives(self, theta: Array) -> tuple[float, Array, Array]:
+        """L, ∇L and ∇²L in one pass over the rows."""
+        loss, rows = self.loss_at(theta), self.rows
+        eta, p = self.predictor(theta), loss.constants
+        g1 = self._weighted(loss.d1(eta, rows.y, p))
+        g2 = self._weighted(loss.d2(eta, rows.y, p))
+        value = float(np.mean(self._weighted(loss.value(eta, rows.y, p)))) + self._prior(theta)
+        gradient = g1 @ rows.x / rows.n + self.precision @ (theta - self.mean) / self.n
+        return value, gradient, self._gram(g2) + self.precision / self.n
+
+    def explain(self, theta: Array, direction: Array) -> str | None:
+        """Name the columns along which the loss never rises: separated data."""
+        rows = self.rows
+        slope = rows.x @ direction
+        reach = np.abs(slope).max()
+        if reach == 0.0 or np.any(np.abs(self.precision @ direction) > 1e-12 * np.abs(direction).max()):
+            return None
+        loss, eta = self.loss_at(theta), self.predictor(theta)
+        p = loss.constants
+        with np.errstate(over="ignore"):
+            rise = loss.value(eta + 20.0 * slope / reach, rows.y, p) - loss.value(eta, rows.y, p)
+        if not np.all(rise <= 1e-6 * (1.0 + np.abs(rows.y))):
+            return None
+        weight = np.abs(direction) * rows.x.std(axis=0)
+        # an intercept has no spread of its own: it only balances the others
+        weight = weight if weight.any() else np.abs(direction)
+        return ", ".join(name for name, w in zip(rows.names, weight, strict=True) if w > 0.1 * weight.max())
+
+    def moments(self, params: Any, tuning_rows: int | None = None, seed: int = 0) -> Moments:
+        """J, V, H and the curvature operator at `params`."""
+        if tuning_rows is not None:
+            return self.subsample(tuning_rows, seed).moments(params)
+        theta = self.flatten(params)
+        loss, rows = self.loss_at(theta), self.rows
+        eta, p = self.predictor(theta), loss.constants
+        g1, g2, g3 = (self._weighted(d(eta, rows.y, p)) for d in (loss.d1, loss.d2, loss.d3))
+        mean_score = g1 @ rows.x / rows.n
+        J = self._gram(g2)
+        return Moments(
+            n=self.n,
+            params=theta,
+            loss_hessian=J,
+            hessian=J + self.precision / self.n,
+            score_cov=self._gram(g1**2) - np.outer(mean_score, mean_score),
+            mean_score=mean_score,
+            noise_ratio=float(np.sum(g1**2) / np.sum(g2)),
+            curvature=LinearCurvature(rows.x, g2, g3),
+            names=rows.names,
+        )
+
+    def mean_response(self, x: Array, offset: Array | None, draws: Array) -> Array:
+        """The mean response at new rows for each of many parameter vectors, (draws, rows)."""
+        eta = draws @ x.T
+        return self.model.family.mean(eta if offset is None else eta + offset)
+
+    def bounds(self, theta: Array) -> tuple[Array, Array, str]:
+        """sup d2 and sup |d3| of each row's loss, and their scope: the whole line, or a plug-in at θ."""
+        loss, family = self.loss_at(theta), self.model.family
+        y, p = self.rows.y, loss.constants
+        if family.second_bound is not None and family.third_bound is not None:
+            return self._weighted(family.second_bound(y, p)), self._weighted(family.third_bound(y, p)), "global"
+        eta = self.predictor(theta)
+        plug_in = (self._weighted(np.abs(d(eta, y, p))) for d in (loss.d2, loss.d3))
+        return *plug_in, "plug-in at the minimiser"
+
+    def _prior(self, theta: Array) -> float:
+        e = theta - self.mean
+        return float(0.5 * e @ self.precision @ e) / self.n
+
+    def _weighted(self, terms: Array) -> Array:
+        return terms if self.rows.weights is None else terms * self.rows.weights
+
+    def _gram(self, weight: Array) -> Array:
+        """mean weight_n x_n x_nᵀ, blocked over rows."""
+        x = self.rows.x
+        total = np.zeros((x.shape[1], x.shape[1]))
+        for block in blocks(*x.shape):
+            total += (x[block] * weight[block][:, None]).T @ x[block]
+        return symmetric(total) / x.shape[0]
+
+

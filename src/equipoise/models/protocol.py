@@ -1,0 +1,72 @@
+"""Roles: a model is bound to data and becomes a problem, which is all the verbs ever call."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.moments import Moments
+
+__all__ = ["Model", "Problem"]
+
+Array = NDArray[np.float64]
+
+
+class Problem(Protocol):
+    """A model together with its data: the loss L(θ) = (1/N) [Σ ℓ_n(θ) + R(θ)] and its derivatives, in flat θ."""
+
+    @property
+    def n(self) -> int:
+        """Number of observations N the loss is an average over."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per parameter."""
+        ...
+
+    def subsample(self, rows: int, seed: int) -> Problem:
+        """The same problem on a random subset of rows, still weighing the regulariser by the full N."""
+        ...
+
+    def starts(self) -> list[Array]:
+        """Where a minimiser may start."""
+        ...
+
+    def settled(self, theta: Array) -> Problem:
+        """The problem with any constant that is estimated from the data fixed at its value for θ; itself if none is."""
+        ...
+
+    def value(self, theta: Array) -> float:
+        """L(θ)."""
+        ...
+
+    def derivatives(self, theta: Array) -> tuple[float, Array, Array]:
+        """L, ∇L and ∇²L."""
+        ...
+
+    def explain(self, theta: Array, direction: Array) -> str | None:
+        """Why no minimiser exists, when the loss never rises along `direction`; else None."""
+        ...
+
+    def moments(self, params: Any, tuning_rows: int | None = None, seed: int = 0) -> Moments:
+        """Moments at the given parameters."""
+        ...
+
+    def flatten(self, params: Any) -> Array:
+        """Parameters in the user's structure, as a flat vector."""
+        ...
+
+    def unflatten(self, theta: Array) -> Any:
+        """A flat vector in the user's structure."""
+        ...
+
+
+class Model(Protocol):
+    """Anything that can be bound to data."""
+
+    def bind(self, data: Any) -> Problem:
+        """The problem this model poses on `data`; bad input is caught here."""
+        ...
