@@ -14,6 +14,8 @@ The loop is written once, as `_run`; `_kernel` binds a loss into a copy of it an
 from __future__ import annotations
 
 import hashlib
+import re
+from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
@@ -30,6 +32,7 @@ from equipoise.models.family import ScalarFunction, ScalarLoss
 __all__ = ["ChainState", "LinearProgram", "advance", "advance_coupled", "initial_state"]
 
 Array = NDArray[np.float64]
+Model = tuple[Array, Array, Array, Array]
 Guard = tuple[float, Array, float]
 Batch = NDArray[np.uint64]
 Scratch = tuple[Batch, NDArray[np.uint32], Batch, Array]
@@ -40,7 +43,7 @@ _LINE = 8
 _BLOCK = 32
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LinearProgram:
     """What one chain runs, in whitened coordinates. Chains may share a program.
 
@@ -76,9 +79,7 @@ class LinearProgram:
     guard_radius2: float
     guard_metric: Array
     guard_bound: float
-    table: Array = field(init=False, repr=False)
-    sides: Array = field(init=False, repr=False)
-    prior: Array = field(init=False, repr=False)
+    model: Model = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         count, dim = self.rows.shape
@@ -87,32 +88,21 @@ class LinearProgram:
         prior = np.zeros((2, table.shape[1]))
         prior[:, :dim] = self.prior_gradient, self.prior_curvature
         weights = self.weights if self.weights.size else np.ones(count)
+        sides = _sides(self.base, self.y, weights, np.zeros(count))
         object.__setattr__(self, "rows", table[:, :dim])
-        object.__setattr__(self, "table", table)
-        object.__setattr__(self, "sides", _sides(self.base, self.y, weights))
-        object.__setattr__(self, "prior", prior)
-        object.__setattr__(self, "guard_metric", np.array(self.guard_metric, dtype=np.float64, order="C"))
+        object.__setattr__(self, "model", (table, sides, self.loss.constants, prior))
 
 
 @dataclass
 class ChainState:
     """Where a chain stands: all it needs to resume bit for bit.
 
-    Attributes
-    ----------
-    position, velocity
-        φ and m, each (D,); updated in place.
-    rng
-        The four words of the generator, updated in place.
-    step
-        Steps taken; after a divergence, the step that diverged.
-    hits
-        Steps on which the guard acted.
+    Arrays are updated in place; `step` counts from 1; `hits` counts the steps on which the guard acted.
     """
 
-    position: Array
-    velocity: Array
-    rng: NDArray[np.uint64]
+    position: Array  # φ, (D,)
+    velocity: Array  # m, (D,)
+    rng: NDArray[np.uint64]  # the four words of the generator
     step: int = 0
     hits: int = 0
 
@@ -131,7 +121,7 @@ def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, ou
     thin
         φ is stored after each step whose number `state.step` (from 1) is a multiple of it; 0 stores nothing.
     out
-        Receives the draws, (m, D).
+        Receives the draws, (m, D), in any memory layout.
 
     Returns
     -------
@@ -144,9 +134,25 @@ def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, ou
     ValueError
         If `out` has too few rows.
     """
-    kernel = _kernel(program.loss.name, _weighted, program.loss.d1)
-    guard = float(program.guard_radius2), program.guard_metric, float(program.guard_bound)
-    return _launch(kernel, program, program.sides, guard, state, steps, thin, out)
+    if thin > 0 and (state.step + steps) // thin - state.step // thin > len(out):
+        # The compiled loop does not check its bounds.
+        raise ValueError(f"out has {len(out)} rows, too few for {steps} steps thinned by {thin}")
+    (count, dim), size = program.rows.shape, program.batch_size
+    phi, m = _aligned(2, dim)
+    phi[:dim], m[:dim] = state.position, state.velocity
+    metric = np.array(program.guard_metric, dtype=np.float64, order="C")
+    guard = float(program.guard_radius2), metric, float(program.guard_bound)
+    rates = float(program.momentum), float(program.noise_scale)
+    order = np.arange(0 if program.replacement else count, dtype=np.uint32)
+    scratch = np.empty(size, np.uint64), order, np.empty(size, np.uint64), np.empty(_BLOCK)
+    kernel = _kernel(program.loss.name, program.loss.d1)
+    clock = state.step, steps, thin
+    state.step, hits, stored, finite = kernel(
+        program.model, guard, rates, phi, m, state.rng, scratch, clock, out
+    )
+    state.position[:], state.velocity[:] = phi[:dim], m[:dim]
+    state.hits += hits
+    return int(stored) if finite else -1 - int(stored)
 
 
 def advance_coupled(
@@ -179,49 +185,34 @@ def advance_coupled(
     int
         As for `advance`; a run ends at the first step at which either of the two is not finite.
     """
-    start = ChainState(state.position.copy(), state.velocity.copy(), state.rng.copy(), state.step, state.hits)
-    written = advance(program, state, steps, thin, out[:, 0])
-    proxy = ChainState(proxy_position[0], proxy_position[1], start.rng.copy(), start.step)
-    sides = _sides(np.zeros_like(score0), score0, curvature0)
-    no_guard = np.inf, program.guard_metric, 0.0
+    start = deepcopy(state)
+    stored = advance(program, state, steps, thin, out[:, 0])
+    shadow = ChainState(proxy_position[0], proxy_position[1], start.rng.copy(), start.step)
     taken = state.step - start.step
-    shadowed = _launch(_kernel("proxy", _taylor), program, sides, no_guard, proxy, taken, thin, out[:, 1])
-    if proxy.step < state.step:
+    shadowed = advance(_proxy(program, score0, curvature0), shadow, taken, thin, out[:, 1])
+    if shadow.step < state.step:
         # The proxy diverged first: bring the chain back to the same step.
         state.position[:], state.velocity[:], state.rng[:] = start.position, start.velocity, start.rng
         state.step, state.hits = start.step, start.hits
-        advance(program, state, proxy.step - start.step, thin, out[:, 0])
-    counts = [count if count >= 0 else -1 - count for count in (written, shadowed)]
-    return written if min(written, shadowed) >= 0 else -1 - min(counts)
+        advance(program, state, shadow.step - start.step, thin, out[:, 0])
+    # max(k, −1 − k) is the number of rows behind a return value k.
+    fewest = min(max(stored, -1 - stored), max(shadowed, -1 - shadowed))
+    return fewest if min(stored, shadowed) >= 0 else -1 - fewest
 
 
-def _launch(
-    kernel: Any,
-    program: LinearProgram,
-    sides: Array,
-    guard: Guard,
-    state: ChainState,
-    steps: int,
-    thin: int,
-    out: Array,
-) -> int:
-    """Call a compiled loop with its scratch memory and bring the state up to date."""
-    if thin > 0 and (state.step + steps) // thin - state.step // thin > len(out):
-        # The compiled loop does not check its bounds.
-        raise ValueError(f"out has {len(out)} rows, too few for {steps} steps thinned by {thin}")
-    (count, dim), size = program.rows.shape, program.batch_size
-    phi, m = _aligned(2, dim)
-    phi[:dim], m[:dim] = state.position, state.velocity
-    order = np.arange(0 if program.replacement else count, dtype=np.uint32)
-    scratch = np.empty(size, np.uint64), order, np.empty(size, np.uint64), np.empty(_BLOCK)
-    rates = float(program.momentum), float(program.noise_scale)
-    model = program.table, sides, program.loss.constants, program.prior
-    state.step, hits, written, finite = kernel(
-        *model, guard, rates, phi, m, state.rng, scratch, state.step, steps, thin, out
-    )
-    state.position[:], state.velocity[:] = phi[:dim], m[:dim]
-    state.hits += hits
-    return int(written) if finite else -1 - int(written)
+def _proxy(program: LinearProgram, score0: Array, curvature0: Array) -> LinearProgram:
+    """The program with the residual score0 + curvature0 x̃ᵀψ and no guard; it shares the rows."""
+    (table, _, _, prior), zeros = program.model, np.zeros_like(score0)
+    proxy = copy(program)
+    object.__setattr__(proxy, "loss", ScalarLoss("proxy", *4 * (_identity,)))
+    object.__setattr__(proxy, "model", (table, _sides(zeros, zeros, curvature0, score0), np.zeros(0), prior))
+    object.__setattr__(proxy, "guard_radius2", np.inf)
+    return proxy
+
+
+def _identity(eta: float, y: float, p: Array) -> float:  # noqa: ARG001
+    """The derivative that makes a weighted residual linear in the predictor."""
+    return eta
 
 
 def _aligned(count: int, dim: int) -> Array:
@@ -232,12 +223,9 @@ def _aligned(count: int, dim: int) -> Array:
     return buffer[first : first + count * width].reshape(count, width)
 
 
-def _sides(base: Array, y: Array, weights: Array) -> Array:
-    """What else a row's residual needs, in one memory access: (N, 4), the last column unused."""
-    return np.stack([base, y, weights, np.zeros_like(base)], axis=1).astype(np.float64, order="C")
-
-
-# The compiled loop
+def _sides(base: Array, y: Array, weights: Array, shift: Array) -> Array:
+    """What a row's residual, shift + weight ℓ'(base + x̃ᵀφ, y), needs besides the row, in one access."""
+    return np.stack([base, y, weights, shift], axis=1).astype(np.float64, order="C")
 
 
 @compiled
@@ -280,8 +268,7 @@ def _collect(rows: Array, batch: Batch, start: int, stop: int, values: Array, to
 @compiled
 def _pull_back(phi: Array, metric: Array, radius2: float) -> int:
     """Project φ onto the ellipsoid φᵀGφ ≤ R², radially, if it is outside; returns 1 if it was."""
-    dim = metric.shape[0]
-    form = 0.0
+    dim, form = metric.shape[0], 0.0
     for i in range(dim):
         for j in range(dim):
             form += phi[i] * metric[i, j] * phi[j]
@@ -293,46 +280,41 @@ def _pull_back(phi: Array, metric: Array, radius2: float) -> int:
     return 1
 
 
-def _residual(eta: float, y: float, weight: float, p: Array) -> float:
-    """The factor of a row in the gradient: a placeholder, replaced by `_bind`."""
+def _derivative(eta: float, y: float, p: Array) -> float:
+    """The first derivative of the loss: a placeholder, replaced by `_bind`."""
     raise NotImplementedError
 
 
 # Argument types of `_run`, fixed so that a loss is compiled once whatever the layout of the caller's arrays.
 _SIGNATURE = (
-    "Tuple((int64, int64, int64, boolean))"
-    "(float64[:, ::1], float64[:, ::1], float64[::1], float64[:, ::1],"
-    " Tuple((float64, float64[:, ::1], float64)), UniTuple(float64, 2),"
-    " float64[::1], float64[::1], uint64[::1],"
-    " Tuple((uint64[::1], uint32[::1], uint64[::1], float64[::1])), int64, int64, int64, float64[:, :])"
+    "Tuple((int64, int64, int64, boolean))(Tuple((float64[:, ::1], float64[:, ::1], float64[::1],"
+    " float64[:, ::1])), Tuple((float64, float64[:, ::1], float64)), UniTuple(float64, 2),"
+    " float64[::1], float64[::1], uint64[::1], Tuple((uint64[::1], uint32[::1], uint64[::1], float64[::1])),"
+    " UniTuple(int64, 3), float64[:, :])"
 )
 
 
 def _run(
-    rows: Array,
-    sides: Array,
-    constants: Array,
-    prior: Array,
+    model: Model,
     guard: Guard,
     rates: tuple[float, float],
     phi: Array,
     m: Array,
     rng: NDArray[np.uint64],
     scratch: Scratch,
-    step: int,
-    steps: int,
-    thin: int,
+    clock: tuple[int, int, int],
     out: Array,
 ) -> tuple[int, int, int, bool]:
-    """Take `steps` steps; returns the step reached, guard hits, draws stored, and whether all was finite."""
+    """The loop; returns the step reached, guard hits, draws stored, and whether every iterate was finite."""
+    rows, sides, constants, prior = model
     radius2, metric, bound = guard
     momentum, noise = rates
     batch, order, swaps, values = scratch
+    step, steps, thin = clock
     count, width = rows.shape
     dim, size, scale = metric.shape[0], batch.size, 1.0 / batch.size
-    hits, stored, finite = 0, 0, True
+    hits, stored, finite, last = 0, 0, True, step + steps
     until_stored = thin - step % thin if thin > 0 else steps + 1
-    last = step + steps
     while step < last and finite:
         step += 1
         if order.size == 0:
@@ -346,8 +328,8 @@ def _run(
             _predict(rows, phi, batch, start, stop, values)
             for k in range(stop - start):
                 i = batch[start + k]
-                eta = sides[i, 0] + values[k]
-                values[k] = scale * _residual(eta, sides[i, 1], sides[i, 2], constants)
+                slope = _derivative(sides[i, 0] + values[k], sides[i, 1], constants)
+                values[k] = scale * (sides[i, 3] + sides[i, 2] * slope)
             _collect(rows, batch, start, stop, values, m)
         if noise != 0.0:
             add_normals(rng, noise, phi, dim)
@@ -367,24 +349,6 @@ def _run(
     return step, hits, stored, finite
 
 
-# Binding a loss into the loop
-
-
-def _weighted(eta: float, y: float, weight: float, p: Array) -> float:
-    """The residual of a loss."""
-    return weight * _derivative(eta, y, p)
-
-
-def _derivative(eta: float, y: float, p: Array) -> float:
-    """The first derivative of a loss: a placeholder, replaced by `_bind`."""
-    raise NotImplementedError
-
-
-def _taylor(eta: float, y: float, weight: float, p: Array) -> float:  # noqa: ARG001
-    """The residual of the proxy: the score in the response's place, the curvature in the weight's."""
-    return y + weight * eta
-
-
 def _bind(function: Any, **names: Any) -> FunctionType:
     """A copy of the function in which globals `names` have other values and plain functions are compiled."""
     cells = tuple(CellType(_compile_helper(cell.cell_contents)) for cell in function.__closure__ or ())
@@ -402,39 +366,32 @@ def _feed(digest: Any, item: Any) -> None:
     """Add to the digest what the compiled form of `item` depends on: code, constants, globals it names."""
     item = getattr(item, "py_func", item)
     if isinstance(item, FunctionType):
-        _feed(digest, item.__code__)
-        for name in item.__code__.co_names:
-            _feed(digest, item.__globals__.get(name))
-        for cell in item.__closure__ or ():
-            _feed(digest, cell.cell_contents)
+        cells = [cell.cell_contents for cell in item.__closure__ or ()]
+        for part in [item.__code__, *map(item.__globals__.get, item.__code__.co_names), *cells]:
+            _feed(digest, part)
     elif isinstance(item, CodeType):
-        digest.update(item.co_code + repr((item.co_names, item.co_varnames)).encode())
-        for constant in item.co_consts:
-            _feed(digest, constant)
+        digest.update(item.co_code)
+        for part in [item.co_names, item.co_varnames, *item.co_consts]:
+            _feed(digest, part)
     elif isinstance(item, np.ndarray):
         digest.update(item.tobytes())
     else:
-        digest.update(
-            f"{getattr(item, '__name__', None)} {type(item) if callable(item) else item!r}".encode()
-        )
+        digest.update(f"{type(item)} {getattr(item, '__name__', item)}".encode())
 
 
 @lru_cache(maxsize=64)
-def _kernel(name: str, residual: FunctionType, derivative: ScalarFunction | None = None) -> Any:
-    """Compile `_run` for one residual, or load it from Numba's cache on disk.
+def _kernel(name: str, derivative: ScalarFunction) -> Any:
+    """Compile `_run` for one loss, or load it from Numba's cache on disk.
 
-    Numba names a cache file after the function and numbers the versions inside. Two processes that compile
-    different losses at once can take the same number and later load each other's code; and a change in a
-    function that is called goes unnoticed. So the name holds a digest of all that the machine code depends
-    on: one file, one content.
+    Numba names a cache file after the function and numbers the versions inside: two processes that compile
+    different losses at once can take one number and later load each other's code, and a change in a function
+    that is called goes unnoticed. So the name holds a digest of all that the machine code depends on.
     """
-    run = _bind(_run, _residual=_bind(residual, _derivative=derivative))
-    digest = hashlib.sha256(
-        repr((numba.__version__, cpu_target.target_context.codegen().magic_tuple())).encode()
-    )
+    run = _bind(_run, _derivative=derivative)
+    processor = cpu_target.target_context.codegen().magic_tuple()
+    digest = hashlib.sha256(f"{numba.__version__} {processor} {sorted(JIT['fastmath'])}".encode())
     _feed(digest, run)
-    readable = "".join(letter if letter.isalnum() else "_" for letter in name)
-    run.__name__ = run.__qualname__ = f"run_{readable}_{digest.hexdigest()[:20]}"
+    run.__name__ = run.__qualname__ = f"run_{re.sub('[^a-z]', '_', name)}_{digest.hexdigest()[:20]}"
     try:
         return numba.njit(_SIGNATURE, cache=True, **JIT)(run)
     except RuntimeError:  # nowhere to write the cache, neither beside this file nor in the user's home

@@ -170,6 +170,11 @@ class LinearProblem:
         """Column names."""
         return self.rows.names
 
+    @property
+    def guarded(self) -> bool:
+        """Whether chains are kept inside a very large ellipsoid by default: the loss grows exponentially."""
+        return self.model.family.exponential_mean
+
     def subsample(self, rows: int, seed: int) -> LinearProblem:
         """The same problem on random rows."""
         return replace(self, rows=self.rows.subsample(rows, seed))

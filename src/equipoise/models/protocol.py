@@ -27,6 +27,11 @@ class Problem(Protocol):
         """One name per parameter."""
         ...
 
+    @property
+    def guarded(self) -> bool:
+        """Whether chains are kept inside a very large ellipsoid by default (theory §10)."""
+        ...
+
     def subsample(self, rows: int, seed: int) -> Problem:
         """The same problem on a random subset of rows, still weighing the regulariser by the full N."""
         ...

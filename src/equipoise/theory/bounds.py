@@ -136,15 +136,11 @@ def fourth_moment_bound(
     `96 λ²τ_4⁴/(μ̂²B²) + 24 λτ_4²D/(μ̂²Bβ) + 12 D²/(μ̂²β²) + 48 λD(D+2)/(μ̂β²)`
     for `λ ≤ min{1/(4μ̂), Bμ̂/(200L²), 2/(μ̂+L̂)}`.
     """
-    c, B, D, beta = constants, batch_size, constants.dim, inverse_temperature
-    lam, scalar = _scalar_step(step)
-    tau2, mu = math.sqrt(c.score_fourth), c.hessian_min
-    # The proof needs ‖I − λH‖ = 1 − λμ̂, so λ ≤ 2/(μ̂+L̂); the paper's two limits miss it for large B.
-    limits = {
-        "1/(4μ̂)": _ratio(1, 4 * mu),
-        "Bμ̂/(200L²)": _ratio(B * mu, 200 * c.smoothness**2),
-        "2/(μ̂+L̂)": _ratio(2, mu + c.hessian_max),
-    }
+    c, B, beta, (lam, scalar) = constants, batch_size, inverse_temperature, _scalar_step(step)
+    D, mu, tau2 = c.dim, c.hessian_min, math.sqrt(c.score_fourth)
+    limits = {"1/(4μ̂)": _ratio(1, 4 * mu), "Bμ̂/(200L²)": _ratio(B * mu, 200 * c.smoothness**2)}
+    # The proof needs ‖I − λH‖ = 1 − λμ̂ besides, which the paper's two limits do not imply for large B.
+    limits["2/(μ̂+L̂)"] = _ratio(2, mu + c.hessian_max)
     terms = {
         "gradient": 96 * _ratio(lam * tau2, mu * B) ** 2,
         "cross": 24 * _ratio(lam * tau2 * D, mu**2 * B * beta),
@@ -165,9 +161,8 @@ def stationary_bound(
     `C₀ = (2/μ){mean M²/(8L) + M̄²/(4μ)}`, `A₀ = 96C₀τ_4⁴/μ̂²`, `A₁ = 12C₀τ_4²D/μ̂²`,
     `A₂ = (12D² + 48D(D+2))C₀/μ̂²`. `constants["simple"]` is the coarser `A(λ/B + 1/β)`, `A² = max A_i`.
     """
-    c, D, beta = constants, constants.dim, inverse_temperature
-    mu, L, tau2 = c.strong_convexity, c.smoothness, math.sqrt(c.score_fourth)
-    lam, scalar = _scalar_step(step)
+    c, beta, (lam, scalar) = constants, inverse_temperature, _scalar_step(step)
+    D, mu, L, tau2 = c.dim, c.strong_convexity, c.smoothness, math.sqrt(c.score_fourth)
     C0 = _ratio(2, mu) * (_ratio(c.third_mean_square, 8 * L) + _ratio(c.third_mean**2, 4 * mu))
     unit = _ratio(C0, c.hessian_min**2)
     # A₂ has 1/μ̂ for λ in the lemma's last term: valid, and generous by 4, since λ < 1/(4L) ≤ 1/(4μ̂).
@@ -177,7 +172,7 @@ def stationary_bound(
     used = {"C0": C0, "A0": A0, "A1": A1, "A2": A2, "A": A, "simple": A * (rate + 1 / beta), "step": lam}
     limits = {"Bμ̂/(200L²)": _ratio(batch_size * c.hessian_min, 200 * L**2), "1/(4L)": _ratio(1, 4 * L)}
     assumptions = (*_assumptions(c, scalar), _step_range(lam, limits))
-    return _bound("stationary Wasserstein distance", c, terms, used, *assumptions)
+    return _bound("Wasserstein distance, stationary", c, terms, used, *assumptions)
 
 
 def finite_time_bound(
@@ -195,13 +190,12 @@ def finite_time_bound(
     `fourth_moments` holds `C_s = E‖ψ_s−θ̂‖⁴` for `s = 0…t−1`, or one number above them all; by default
     `fourth_moment_path`, for a proxy that starts at the minimiser. `initial_distance2` is `W₂²(θ₀,ψ₀)`.
     """
-    c, mu, L = constants, constants.strong_convexity, constants.smoothness
-    lam, scalar = _scalar_step(step)
-    gap = lam * mu * (1 - 2 * lam * L)
+    c, (lam, scalar) = constants, _scalar_step(step)
+    mu, gap = c.strong_convexity, lam * c.strong_convexity * (1 - 2 * lam * c.smoothness)
     source = lam * (lam * c.third_mean_square / 2 + _ratio(c.third_mean**2, 4 * mu))
     used = {"contraction": 1 - gap, "source": source, "step": lam}
-    assumptions = (*_assumptions(c, scalar), _step_range(lam, {"1/(2L)": _ratio(1, 2 * L)}))
-    name = f"Wasserstein distance after {t} steps"
+    assumptions = (*_assumptions(c, scalar), _step_range(lam, {"1/(2L)": _ratio(1, 2 * c.smoothness)}))
+    name = f"Wasserstein distance, after {t} steps"
     if not all(a.holds for a in assumptions):
         return _bound(name, c, {}, used, *assumptions)
     if fourth_moments is None:
@@ -222,14 +216,12 @@ def momentum_bound(
 ) -> Bound:
     """Distance with momentum `κ`, after `t` steps from equal momenta or (`t=None`) of the stationary laws.
 
-    `W₂² ≤ β̄ᵗ W₂²(θ₀,ψ₀) + 𝒫 Σ_{s=1}^{t} β̄^{t−s} C_{s−1}`, or `𝒫 C_∞/(1 − β̄)`; see `_momentum_rates`.
-    For `λ < (1−κ)/(4L)` and `2λL²/(1−κ) + 2L²κ(1+λ)/(1−κ)² + κ < μ`, which is `β̄ < 1` exactly. The
-    stationary value needs a number `C_∞ ≥ E‖ψ−θ̂‖⁴` in `fourth_moments`, since the paper bounds it only up to
-    unnamed constants; for finite `t` the default is `fourth_moment_path`.
+    `W₂² ≤ β̄ᵗ W₂²(θ₀,ψ₀) + 𝒫 Σ_{s=1}^{t} β̄^{t−s} C_{s−1}`, or `𝒫 C_∞/(1 − β̄)` (see `_momentum_rates`), for
+    `λ < (1−κ)/(4L)` and `2λL²/(1−κ) + 2L²κ(1+λ)/(1−κ)² + κ < μ`, which is `β̄ < 1` exactly. Without `t`,
+    `fourth_moments` is a number `C_∞ ≥ E‖ψ−θ̂‖⁴`, which the paper bounds only up to unnamed constants.
     """
-    c, L, mu, kappa = constants, constants.smoothness, constants.strong_convexity, momentum
-    lam, scalar = _scalar_step(step)
-    rest = max(1 - kappa, 0.0)
+    c, kappa, (lam, scalar) = constants, momentum, _scalar_step(step)
+    L, mu, rest = c.smoothness, c.strong_convexity, 1 - kappa
     left = _ratio(2 * lam * L**2, rest) + _ratio(2 * L**2 * kappa * (1 + lam), rest**2) + kappa
     condition = f"2λL²/(1−κ) + 2L²κ(1+λ)/(1−κ)² + κ = {left:.6g} must be below μ = {mu:.6g}"
     supplied = "the paper bounds the stationary one only up to unnamed constants: supply fourth_moments, or t"
@@ -240,8 +232,8 @@ def momentum_bound(
         Assumption("contraction", left < mu, condition),
         Assumption("fourth moment supplied", t is not None or fourth_moments is not None, supplied),
     )
-    name = "stationary Wasserstein distance" if t is None else f"Wasserstein distance after {t} steps"
-    name, used = f"{name} with momentum {kappa:g}", {"step": lam, "momentum": kappa}
+    when, used = "stationary" if t is None else f"after {t} steps", {"step": lam, "momentum": kappa}
+    name = f"Wasserstein distance with momentum {kappa:g}, {when}"
     if not all(a.holds for a in assumptions):
         return _bound(name, c, {}, used, *assumptions)
     gap, source = _momentum_rates(c, lam, kappa)
@@ -289,11 +281,10 @@ def fourth_moment_path(
         u2, u4 = (known @ np.sqrt(moments[0])) ** 2, (known @ moments[1] ** 0.25) ** 2  # u4: root of E‖u‖⁴
         mixed = (gain2 * n0 + injected[0]) * u2 + gain2 * n2 * u4 * math.sqrt(e4)
         new = np.array([u2 + gain2 * (n0 + n2 * e2), u4**2 + 8 * mixed + gain4 * (f0 + f4 * e4)]) + injected
-        path[s] = new[1, 0]
-        if np.array_equal(new, moments) or not new.max() < 1e300:  # at its limit, or diverging
-            path[s:] = new[1, 0] if new.max() < 1e300 else math.inf
+        if np.array_equal(new, moments) or new.max() > 1e200:  # at its limit, or diverging
+            path[s:] = new[1, 0] if new.max() < 1e200 else math.inf
             break
-        moments = new
+        moments, path[s] = new, new[1, 0]
     return path
 
 
@@ -306,14 +297,9 @@ def gelbrich(mean1: ArrayLike, cov1: ArrayLike, mean2: ArrayLike, cov2: ArrayLik
     """`W₂` of two Gaussians: a lower bound on `W₂` of any two laws with these moments.
 
     `(‖m₁−m₂‖² + min_Q ‖Σ₁^{1/2} − Σ₂^{1/2}Q‖_F²)^{1/2}`; `Q` is the polar factor of `Σ₂^{1/2}Σ₁^{1/2}`.
-
-    Examples
-    --------
-    >>> gelbrich([0.0], [[4.0]], [8.0], [[64.0]])
-    10.0
     """
-    # The usual tr(Σ₁ + Σ₂ − 2(Σ₁^{1/2}Σ₂Σ₁^{1/2})^{1/2}) cancels: half of the digits are lost when the matrices
-    # are close. The norm of a difference loses none, and an inexact Q enters only to second order.
+    # The usual tr(Σ₁ + Σ₂ − 2(Σ₁^{1/2}Σ₂Σ₁^{1/2})^{1/2}) loses half of the digits for close matrices.
+    # The norm of a difference loses none, and an inexact Q enters only to second order.
     root1, root2 = _symmetric_root(cov1), _symmetric_root(cov2)
     left, _, right = np.linalg.svd(root2 @ root1)
     shift = np.ravel(np.asarray(mean1, dtype=np.float64) - np.asarray(mean2, dtype=np.float64))
@@ -351,20 +337,15 @@ def _accumulate(
     if t is not None and t < 1:
         raise InvalidInput("t", "at least 1", t, "count the steps from 1")
     if path.ndim and path.shape != (t,):
-        given = f"an array of shape {path.shape}"
         raise InvalidInput(
-            "fourth_moments", f"one number or one for each of {t} steps", given, "supply s = 0…t−1"
+            "fourth_moments", f"one number, or one for each s < {t}", path.shape, "supply them so"
         )
-    finite = Assumption(
-        "finite fourth moments", bool(np.isfinite(path).all()), f"the largest is {path.max():.6g}"
-    )
+    finite = Assumption("finite fourth moments", bool(np.isfinite(path).all()), f"largest {path.max():.6g}")
     if not finite.holds:
-        return {"accumulated": math.inf}, finite
+        return {}, finite
     decay = 0.0 if t is None else (1 - gap) ** t
-    weighted = (
-        float(path) * (1 - decay) / gap if path.ndim == 0 else path @ (1 - gap) ** np.arange(len(path))[::-1]
-    )
-    return {"initial": decay * initial, "accumulated": source * float(weighted)}, finite
+    weights = (1 - gap) ** np.arange(path.size)[::-1] if path.ndim else (1 - decay) / gap
+    return {"initial": decay * initial, "accumulated": source * float(np.sum(weights * path))}, finite
 
 
 def _ratio(numerator: float, denominator: float) -> float:
@@ -378,9 +359,7 @@ def _scalar_step(step: ArrayLike) -> tuple[float, Assumption]:
     matrix = np.diag(array) if array.ndim == 1 else np.atleast_2d(array)
     lam = float(np.linalg.eigvalsh(matrix)[-1])
     scalar = np.allclose(matrix, lam * np.eye(len(matrix)), rtol=1e-9, atol=1e-12 * abs(lam))
-    detail = (
-        f"Λ = {lam:.6g} I" if scalar else f"Λ is not a multiple of I; its largest eigenvalue is {lam:.6g}"
-    )
+    detail = f"Λ = {lam:.6g} I" if scalar else f"Λ is not a multiple of I; largest eigenvalue {lam:.6g}"
     return lam, Assumption("scalar step", scalar, detail)
 
 
@@ -392,25 +371,23 @@ def _step_range(lam: float, limits: Numbers, strict: bool = True) -> Assumption:
 
 def _assumptions(c: BoundConstants, scalar: Assumption, distance: bool = True) -> tuple[Assumption, ...]:
     """What the proxy's moments rest on and, for a distance, the paper's A, B and C besides."""
-    # Without replacement: Jensen covers the expansion of E‖θ−ψ‖²; for the noise, Hoeffding's comparison says that
-    # convex functions of the sample's mean, here powers 2 and 4 of its norm, have no larger expectation.
+    # Without replacement: Jensen covers the expansion of E‖θ−ψ‖²; for the noise, Hoeffding's comparison says
+    # that convex functions of the sample's mean, here powers 2 and 4 of its norm, have no larger expectation.
     batches = "uniform, independent from step to step; with replacement, or without: the noise is no larger"
-    smooth = f"L = {c.smoothness:.6g} must be finite and at least L̂ = {c.hessian_max:.6g}"
-    moments = (
+    L, mu, mu_hat, M2, slack = c.smoothness, c.strong_convexity, c.hessian_min, c.third_mean_square, 1 + 1e-9
+    smooth = f"L = {L:.6g} must be finite and at least L̂ = {c.hessian_max:.6g}"
+    third = f"M̄ = {c.third_mean:.6g} and mean M² = {M2:.6g} must be finite"
+    curved = f"μ = {mu:.6g} must be positive and at most μ̂ = {mu_hat:.6g}"
+    every = (
         scalar,
         Assumption("batches", True, batches),
-        Assumption("smooth losses", c.hessian_max <= c.smoothness * (1 + 1e-9) < math.inf, smooth),
-        Assumption("positive Hessian", c.hessian_min > 0, f"μ̂ = {c.hessian_min:.6g} must be positive"),
-    )
-    mu, M, M2 = c.strong_convexity, c.third_mean, c.third_mean_square
-    curved = f"μ = {mu:.6g} must be positive and at most μ̂ = {c.hessian_min:.6g}"
-    third = f"M̄ = {M:.6g} and mean M² = {M2:.6g} must be finite"
-    errors = (
+        Assumption("smooth losses", c.hessian_max <= L * slack < math.inf, smooth),
+        Assumption("positive Hessian", mu_hat > 0, f"μ̂ = {mu_hat:.6g} must be positive"),
         Assumption("convex losses", c.convex, f"every loss must be convex: {c.convex}"),
-        Assumption("bounded third derivatives", M**2 <= M2 * (1 + 1e-9) < math.inf, third),
-        Assumption("strong convexity", 0 < mu <= c.hessian_min * (1 + 1e-9), curved),
+        Assumption("bounded third derivatives", c.third_mean**2 <= M2 * slack < math.inf, third),
+        Assumption("strong convexity", 0 < mu <= mu_hat * slack, curved),
     )
-    return moments + errors if distance else moments
+    return every if distance else every[:4]
 
 
 def _bound(

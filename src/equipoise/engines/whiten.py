@@ -1,0 +1,93 @@
+"""From a problem and a tuning to a program in whitened coordinates θ = θ̂ + L φ, Λ = L Lᵀ (theory §10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import cholesky, eigh, solve, solve_triangular
+
+from equipoise.engines.linear import ChainState, LinearProgram, advance, initial_state
+from equipoise.moments import blocks
+
+if TYPE_CHECKING:
+    from equipoise.models.glm import LinearProblem
+    from equipoise.tuning import Tuning
+
+__all__ = ["LinearEngine", "linear_engine"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LinearEngine:
+    """Runs chains of a linear-predictor problem; positions are φ, and `parameters` maps them back to θ."""
+
+    program: LinearProgram
+    root: Array
+    center: Array
+
+    def start(self, theta: Array, seed: np.random.SeedSequence) -> ChainState:
+        """A chain at θ, at rest."""
+        return initial_state(solve(self.root, theta - self.center), seed)
+
+    def advance(self, state: ChainState, steps: int, thin: int, out: Array) -> int:
+        """Run steps in place; see `equipoise.engines.linear.advance`."""
+        return advance(self.program, state, steps, thin, out)
+
+    def identity(self) -> tuple[Array, ...]:
+        """The arrays that, with the step and the options, determine a run."""
+        program = self.program
+        name = np.frombuffer(program.loss.name.encode(), dtype=np.uint8).astype(np.float64)
+        constants = program.loss.constants
+        return (
+            name,
+            constants,
+            program.rows,
+            program.base,
+            program.y,
+            program.weights,
+            program.prior_gradient,
+        )
+
+    def parameters(self, positions: Array) -> Array:
+        """θ̂ + L φ for many φ."""
+        return positions @ self.root.T + self.center
+
+
+def linear_engine(problem: LinearProblem, tuning: Tuning, radius2: float) -> LinearEngine:
+    """Whiten a problem for a step matrix.
+
+    Of all roots of Λ the one that makes the prior diagonal is taken, so that a step costs O(B D) with any prior.
+    """
+    rows, dynamics, center = problem.rows, tuning.dynamics, tuning.center
+    C = cholesky(tuning.step, lower=True)
+    curvature, U = eigh(C.T @ problem.precision @ C)
+    root = np.ascontiguousarray(C @ U)
+    white = np.empty_like(rows.x)
+    for block in blocks(*rows.x.shape):
+        np.matmul(rows.x[block], root, out=white[block])
+    half = solve_triangular(cholesky(tuning.predicted.cov, lower=True), root, lower=True)
+    metric = half.T @ half
+    return LinearEngine(
+        LinearProgram(
+            loss=problem.loss_at(center),
+            rows=white,
+            base=problem.predictor(center),
+            y=rows.y,
+            weights=np.empty(0) if rows.weights is None else rows.weights,
+            prior_gradient=root.T @ (problem.precision @ (center - problem.mean)) / problem.n,
+            prior_curvature=np.maximum(curvature, 0.0) / problem.n,
+            batch_size=dynamics.batch_size,
+            replacement=dynamics.replacement,
+            momentum=dynamics.momentum,
+            noise_scale=float(np.sqrt(2.0 * dynamics.temperature)),
+            guard_radius2=radius2,
+            guard_metric=metric,
+            guard_bound=float(np.linalg.eigvalsh(metric)[-1]),
+        ),
+        root,
+        center,
+    )

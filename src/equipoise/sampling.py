@@ -1,0 +1,287 @@
+"""Sampling: chains, burn-in, thinning, progress and divergence, whatever the engine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import chi2
+
+from equipoise.checkpoint import Checkpoint, fingerprint
+from equipoise.errors import ChainDiverged, InvalidInput
+from equipoise.progress import Progress
+from equipoise.tuning import Tuning
+
+if TYPE_CHECKING:
+    from equipoise.models.protocol import Model, Problem
+
+__all__ = ["Chains", "resolve_burn_in", "resolve_thin", "sample"]
+
+Array = NDArray[np.float64]
+
+# Tail probability of the guard's ellipsoid: a chain that follows its law leaves it once in a billion steps.
+_GUARD_TAIL = 1e-9
+# Stored draws per autocorrelation time: enough that thinning costs less than one per cent of the effective draws.
+_DRAWS_PER_IACT = 10
+# Seconds between two looks at the chains (progress, checkpoint, divergence).
+_ROUND_SECONDS = 0.25
+
+
+class Engine(Protocol):
+    """What sampling needs of an engine."""
+
+    def start(self, theta: Array, seed: np.random.SeedSequence) -> Any:
+        """A chain at θ."""
+        ...
+
+    def advance(self, state: Any, steps: int, thin: int, out: Array) -> int:
+        """Run steps in place; rows written, or −1 minus that number on divergence."""
+        ...
+
+    def parameters(self, positions: Array) -> Array:
+        """Stored positions as parameters."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Draws of several chains.
+
+    Attributes
+    ----------
+    draws
+        (chains, draws, D), always flat; rows after a divergence are NaN.
+    names
+        Parameter names.
+    thin, burn_in, seed
+        Steps per stored draw, steps discarded before the first, and the seed.
+    state
+        Where each chain stands.
+    statistics
+        steps (per chain), rows (touched by all chains), seconds, guard_hits and guard_rate.
+    """
+
+    draws: Array
+    names: tuple[str, ...]
+    thin: int
+    burn_in: int
+    seed: int
+    state: tuple[Any, ...] = field(repr=False)
+    statistics: dict[str, float]
+    unflatten: Callable[[Array], Any] = field(repr=False, default=lambda flat: flat)
+
+    def tree(self) -> Any:
+        """The draws in the model's own parameter structure, with leading axes (chains, draws)."""
+        return self.unflatten(self.draws)
+
+    def flat(self) -> Array:
+        """All chains joined, (chains · draws, D)."""
+        return self.draws.reshape(-1, self.draws.shape[-1])
+
+
+def sample(
+    model: Model,
+    data: Any,
+    tuning: Tuning,
+    draws: int = 2000,
+    chains: int = 4,
+    seed: int = 0,
+    thin: int | str = "auto",
+    burn_in: int | str = "auto",
+    progress: bool = True,
+    checkpoint: str | Path | None = None,
+    *,
+    guard: float | str | None = "auto",
+    threads: int | None = None,
+    checkpoint_seconds: float = 10.0,
+) -> Chains:
+    """Run tuned chains.
+
+    Parameters
+    ----------
+    model, data, tuning
+        The model, its data, and the step matrix for it.
+    draws, chains
+        Stored draws per chain, and number of chains.
+    seed
+        The same seed gives the same bits on any number of threads.
+    thin
+        Steps per stored draw; `"auto"` stores ten draws per predicted autocorrelation time.
+    burn_in
+        Steps discarded first; `"auto"` takes them from the predicted transient.
+    progress
+        Show a progress bar when the run takes more than two seconds.
+    checkpoint
+        A file to save the run's state in, and to resume from when it exists. A resumed run gives identical draws.
+    guard
+        `"auto"` projects iterates back onto a very large ellipsoid for losses with an exponential mean (theory §10);
+        a number sets its radius in standard deviations; None turns it off.
+    threads
+        Chains run at once; all cores by default.
+    checkpoint_seconds
+        Time between two writes of the checkpoint.
+
+    Returns
+    -------
+    Chains
+
+    Raises
+    ------
+    ChainDiverged
+        If an iterate is not finite; the draws made before are kept in the error.
+    CheckpointMismatch
+        If the checkpoint belongs to another run.
+    """
+    for name, count in (("draws", draws), ("chains", chains)):
+        if isinstance(count, bool) or int(count) != count or count < 1:
+            raise InvalidInput(name, "a whole number, at least 1", count, "pass a positive int")
+    problem = model.bind(data)
+    _require_match(problem, tuning)
+    every = resolve_thin(thin, tuning)
+    discard = resolve_burn_in(burn_in, tuning)
+    radius2 = _guard_radius2(problem, tuning, guard)
+    engine = _engine(problem, tuning, radius2)
+    run = _Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
+    keeper = None
+    if checkpoint is not None:
+        options = {"draws": draws, "chains": chains, "seed": seed, "thin": every, "burn_in": discard, "guard": radius2}
+        keeper = Checkpoint(Path(checkpoint), fingerprint(engine, tuning, options), checkpoint_seconds)
+        keeper.restore(run.states, run.positions, run.written)
+    seconds = run.execute(min(chains, threads or os.cpu_count() or 1), progress, keeper)
+    result = _collect(run, problem, tuning, seed, seconds)
+    for index, written in enumerate(run.written):
+        if written < 0:
+            raise ChainDiverged(index, run.states[index].step, result)
+    return result
+
+
+def resolve_thin(thin: int | str, tuning: Tuning) -> int:
+    """Steps per stored draw."""
+    if thin == "auto":
+        return max(1, int(tuning.predicted.iact() // _DRAWS_PER_IACT))
+    if isinstance(thin, (str, bool)) or int(thin) != thin or thin < 1:
+        raise InvalidInput("thin", "'auto' or a whole number, at least 1", repr(thin), "use 'auto'")
+    return int(thin)
+
+
+def resolve_burn_in(burn_in: int | str, tuning: Tuning) -> int:
+    """Steps discarded: until a chain started at the minimiser has the predicted second moments to one per cent."""
+    if burn_in == "auto":
+        return tuning.predicted.burn_in(np.zeros(tuning.dim), 0.01)
+    if isinstance(burn_in, (str, bool)) or int(burn_in) != burn_in or burn_in < 0:
+        raise InvalidInput("burn_in", "'auto' or a whole number, at least 0", repr(burn_in), "use 'auto'")
+    return int(burn_in)
+
+
+@dataclass
+class _Run:
+    """A run in progress: every chain's state and its stored positions."""
+
+    engine: Engine
+    draws: int
+    thin: int
+    burn_in: int
+    states: list[Any]
+    positions: Array = field(init=False)
+    written: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        dim = self.states[0].position.size
+        self.positions = np.full((len(self.states), self.draws, dim), np.nan)
+        self.written = [0] * len(self.states)
+
+    @property
+    def steps(self) -> int:
+        return self.burn_in + self.draws * self.thin
+
+    def execute(self, threads: int, progress: bool, keeper: Checkpoint | None) -> float:
+        """Advance all chains to the end, a fraction of a second at a time; returns the time taken."""
+        began, chunk = time.perf_counter(), 256
+        with ThreadPoolExecutor(threads) as pool, Progress("sampling", len(self.states) * self.steps, progress) as bar:
+            while any(self._unfinished(c) for c in range(len(self.states))):
+                tick = time.perf_counter()
+                list(pool.map(lambda c, size=chunk: self._advance(c, size), range(len(self.states))))
+                elapsed = time.perf_counter() - tick
+                # the first round also compiles: let chunks grow by a bounded factor
+                chunk = max(1, int(chunk * min(8.0, _ROUND_SECONDS / max(elapsed, 1e-6))))
+                bar.update(sum(state.step for state in self.states))
+                if keeper is not None:
+                    keeper.save(self.states, self.positions, self.written)
+        if keeper is not None:
+            keeper.save(self.states, self.positions, self.written, force=True)
+        return time.perf_counter() - began
+
+    def _unfinished(self, chain: int) -> bool:
+        return self.written[chain] >= 0 and self.states[chain].step < self.steps
+
+    def _advance(self, chain: int, size: int) -> None:
+        state = self.states[chain]
+        while size > 0 and self._unfinished(chain):
+            burning = self.burn_in - state.step
+            steps = min(size, burning if burning > 0 else self.steps - state.step)
+            done = self.written[chain]
+            count = self.engine.advance(state, steps, 0 if burning > 0 else self.thin, self.positions[chain, done:])
+            self.written[chain] = done + count if count >= 0 else -1 - (done - count - 1)
+            size -= steps
+
+
+def _starts(engine: Engine, tuning: Tuning, chains: int, seed: int) -> list[Any]:
+    """Chains started from the predicted law, each with its own stream."""
+    if isinstance(seed, bool) or int(seed) != seed or seed < 0:
+        raise InvalidInput("seed", "a whole number, at least 0", repr(seed), "pass an int")
+    states = []
+    for child in np.random.SeedSequence(int(seed)).spawn(chains):
+        place, stream = child.spawn(2)
+        z = np.random.default_rng(place).standard_normal(tuning.dim)
+        theta = tuning.center + np.linalg.cholesky(tuning.predicted.cov) @ z
+        states.append(engine.start(theta, stream))
+    return states
+
+
+def _guard_radius2(problem: Any, tuning: Tuning, guard: float | str | None) -> float:
+    if guard is None:
+        return np.inf
+    if guard == "auto":
+        return float(chi2.isf(_GUARD_TAIL, tuning.dim)) if problem.guarded else np.inf
+    if isinstance(guard, str) or not guard > 0:
+        raise InvalidInput("guard", "'auto', None, or a positive radius in standard deviations", repr(guard), "use 'auto'")
+    return float(guard) ** 2
+
+
+def _engine(problem: Any, tuning: Tuning, radius2: float) -> Engine:
+    # numba is imported only by those who sample
+    from equipoise.engines.whiten import linear_engine
+
+    return linear_engine(problem, tuning, radius2)
+
+
+def _require_match(problem: Problem, tuning: Tuning) -> None:
+    if len(problem.names) != tuning.dim:
+        raise InvalidInput(
+            "tuning", f"made for this model's {len(problem.names)} parameters", f"{tuning.dim} parameters", "tune on this data"
+        )
+    tuning.dynamics.require_batch_within(problem.n)
+
+
+def _collect(run: _Run, problem: Problem, tuning: Tuning, seed: int, seconds: float) -> Chains:
+    for chain in run.positions:
+        chain[:] = run.engine.parameters(chain)
+    taken = sum(state.step for state in run.states)
+    hits = sum(state.hits for state in run.states)
+    statistics = {
+        "steps": float(run.steps),
+        "rows": float(taken * tuning.dynamics.batch_size),
+        "seconds": seconds,
+        "guard_hits": float(hits),
+        "guard_rate": hits / max(1, taken),
+    }
+    return Chains(
+        run.positions, problem.names, run.thin, run.burn_in, seed, tuple(run.states), statistics, problem.unflatten
+    )
