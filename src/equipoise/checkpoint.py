@@ -29,7 +29,9 @@ _FORMAT = 1
 def fingerprint(engine: Any, tuning: Tuning, options: dict[str, Any]) -> str:
     """A digest of everything that determines a run's draws: data, loss, step, dynamics, seed and options."""
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps({"format": _FORMAT, "dynamics": repr(tuning.dynamics), **options}, sort_keys=True).encode())
+    digest.update(
+        json.dumps({"format": _FORMAT, "dynamics": repr(tuning.dynamics), **options}, sort_keys=True).encode()
+    )
     for array in (tuning.step, tuning.center, *engine.identity()):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
@@ -69,7 +71,9 @@ class Checkpoint:
                 "delete it or name another file."
             )
         for c, state in enumerate(states):
-            state.position[:], state.velocity[:], state.rng[:] = (stored[k][c] for k in ("position", "velocity", "rng"))
+            state.position[:], state.velocity[:], state.rng[:] = (
+                stored[k][c] for k in ("position", "velocity", "rng")
+            )
             state.step, state.hits, written[c] = (int(stored[k][c]) for k in ("step", "hits", "written"))
             count = written[c] if written[c] >= 0 else -1 - written[c]
             positions[c, :count] = stored["draws"][c, :count]

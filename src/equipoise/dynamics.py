@@ -40,13 +40,24 @@ class Dynamics:
     replacement: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch_size, bool) or int(self.batch_size) != self.batch_size or self.batch_size < 1:
-            raise InvalidInput("batch_size", "a whole number, at least 1", self.batch_size, "pass an int such as 100")
+        if (
+            isinstance(self.batch_size, bool)
+            or int(self.batch_size) != self.batch_size
+            or self.batch_size < 1
+        ):
+            raise InvalidInput(
+                "batch_size", "a whole number, at least 1", self.batch_size, "pass an int such as 100"
+            )
         if not 0.0 <= self.momentum < 1.0:
-            raise InvalidInput("momentum", "at least 0 and below 1", self.momentum, "use 0 for none, 0.9 for a common choice")
+            raise InvalidInput(
+                "momentum", "at least 0 and below 1", self.momentum, "use 0 for none, 0.9 for a common choice"
+            )
         if not self.inverse_temperature > 0.0:
             raise InvalidInput(
-                "inverse_temperature", "positive", self.inverse_temperature, "use numpy.inf for SGD, the number of rows for SGLD"
+                "inverse_temperature",
+                "positive",
+                self.inverse_temperature,
+                "use numpy.inf for SGD, the number of rows for SGLD",
             )
 
     @property
@@ -64,4 +75,6 @@ class Dynamics:
     def require_batch_within(self, n: int) -> None:
         """Raise `InvalidInput` when a batch would hold more rows than the data."""
         if self.batch_size > n:
-            raise InvalidInput("batch_size", f"at most the number of rows, {n}", self.batch_size, "choose a smaller batch")
+            raise InvalidInput(
+                "batch_size", f"at most the number of rows, {n}", self.batch_size, "choose a smaller batch"
+            )

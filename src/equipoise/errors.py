@@ -50,7 +50,10 @@ class InfeasibleTarget(EquipoiseError):
     """No step matrix reaches the target; `min_inverse_temperature` is the smallest that would, where one exists."""
 
     def __init__(
-        self, message: str, min_inverse_temperature: float | None = None, directions: NDArray[np.float64] | None = None
+        self,
+        message: str,
+        min_inverse_temperature: float | None = None,
+        directions: NDArray[np.float64] | None = None,
     ) -> None:
         self.min_inverse_temperature = min_inverse_temperature
         self.directions = directions

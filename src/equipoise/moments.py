@@ -154,7 +154,10 @@ class Moments:
     def _curvature(self) -> Curvature:
         if self.curvature is None:
             raise InvalidInput(
-                "moments", "made from data", "moments loaded from disk, which keep no rows", "call eq.moments on the data again"
+                "moments",
+                "made from data",
+                "moments loaded from disk, which keep no rows",
+                "call eq.moments on the data again",
             )
         return self.curvature
 
@@ -196,7 +199,11 @@ class Moments:
         rows, dim = g.shape
         n = rows if n is None else n
         J = symmetric(J_n.mean(axis=0))
-        prior = np.zeros((dim, dim)) if prior_hessian is None else symmetric(np.asarray(prior_hessian, dtype=np.float64))
+        prior = (
+            np.zeros((dim, dim))
+            if prior_hessian is None
+            else symmetric(np.asarray(prior_hessian, dtype=np.float64))
+        )
         V = np.atleast_2d(np.cov(g, rowvar=False, bias=True))
         return cls(
             n=n,
@@ -217,14 +224,21 @@ def _checked_arrays(scores: ArrayLike, hessians: ArrayLike) -> tuple[Array, Arra
     if g.ndim != 2:
         raise InvalidInput("scores", "of shape (N, D)", f"shape {g.shape}", "stack one score per row")
     if J_n.shape != (*g.shape, g.shape[1]):
-        raise InvalidInput("hessians", f"of shape {(*g.shape, g.shape[1])}", f"shape {J_n.shape}", "stack one Hessian per score")
+        raise InvalidInput(
+            "hessians",
+            f"of shape {(*g.shape, g.shape[1])}",
+            f"shape {J_n.shape}",
+            "stack one Hessian per score",
+        )
     for name, array in (("scores", g), ("hessians", J_n)):
         if not np.isfinite(array).all():
             raise InvalidInput(name, "finite", "NaN or infinity", "drop those observations")
     return g, J_n
 
 
-def moments(model: Model, data: Any, params: Any, *, tuning_rows: int | None = None, seed: int = 0) -> Moments:
+def moments(
+    model: Model, data: Any, params: Any, *, tuning_rows: int | None = None, seed: int = 0
+) -> Moments:
     """Moments of `model` on `data` at `params`.
 
     Parameters

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2
+from scipy.special import chdtri
 
 from equipoise.checkpoint import Checkpoint, fingerprint
 from equipoise.errors import ChainDiverged, InvalidInput
@@ -151,7 +151,14 @@ def sample(
     run = _Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
     keeper = None
     if checkpoint is not None:
-        options = {"draws": draws, "chains": chains, "seed": seed, "thin": every, "burn_in": discard, "guard": radius2}
+        options = {
+            "draws": draws,
+            "chains": chains,
+            "seed": seed,
+            "thin": every,
+            "burn_in": discard,
+            "guard": radius2,
+        }
         keeper = Checkpoint(Path(checkpoint), fingerprint(engine, tuning, options), checkpoint_seconds)
         keeper.restore(run.states, run.positions, run.written)
     seconds = run.execute(min(chains, threads or os.cpu_count() or 1), progress, keeper)
@@ -204,7 +211,10 @@ class _Run:
     def execute(self, threads: int, progress: bool, keeper: Checkpoint | None) -> float:
         """Advance all chains to the end, a fraction of a second at a time; returns the time taken."""
         began, chunk = time.perf_counter(), 256
-        with ThreadPoolExecutor(threads) as pool, Progress("sampling", len(self.states) * self.steps, progress) as bar:
+        with (
+            ThreadPoolExecutor(threads) as pool,
+            Progress("sampling", len(self.states) * self.steps, progress) as bar,
+        ):
             while any(self._unfinished(c) for c in range(len(self.states))):
                 tick = time.perf_counter()
                 list(pool.map(lambda c, size=chunk: self._advance(c, size), range(len(self.states))))
@@ -227,7 +237,9 @@ class _Run:
             burning = self.burn_in - state.step
             steps = min(size, burning if burning > 0 else self.steps - state.step)
             done = self.written[chain]
-            count = self.engine.advance(state, steps, 0 if burning > 0 else self.thin, self.positions[chain, done:])
+            count = self.engine.advance(
+                state, steps, 0 if burning > 0 else self.thin, self.positions[chain, done:]
+            )
             self.written[chain] = done + count if count >= 0 else -1 - (done - count - 1)
             size -= steps
 
@@ -249,9 +261,11 @@ def _guard_radius2(problem: Any, tuning: Tuning, guard: float | str | None) -> f
     if guard is None:
         return np.inf
     if guard == "auto":
-        return float(chi2.isf(_GUARD_TAIL, tuning.dim)) if problem.guarded else np.inf
+        return float(chdtri(tuning.dim, _GUARD_TAIL)) if problem.guarded else np.inf
     if isinstance(guard, str) or not guard > 0:
-        raise InvalidInput("guard", "'auto', None, or a positive radius in standard deviations", repr(guard), "use 'auto'")
+        raise InvalidInput(
+            "guard", "'auto', None, or a positive radius in standard deviations", repr(guard), "use 'auto'"
+        )
     return float(guard) ** 2
 
 
@@ -265,7 +279,10 @@ def _engine(problem: Any, tuning: Tuning, radius2: float) -> Engine:
 def _require_match(problem: Problem, tuning: Tuning) -> None:
     if len(problem.names) != tuning.dim:
         raise InvalidInput(
-            "tuning", f"made for this model's {len(problem.names)} parameters", f"{tuning.dim} parameters", "tune on this data"
+            "tuning",
+            f"made for this model's {len(problem.names)} parameters",
+            f"{tuning.dim} parameters",
+            "tune on this data",
         )
     tuning.dynamics.require_batch_within(problem.n)
 
@@ -283,5 +300,12 @@ def _collect(run: _Run, problem: Problem, tuning: Tuning, seed: int, seconds: fl
         "guard_rate": hits / max(1, taken),
     }
     return Chains(
-        run.positions, problem.names, run.thin, run.burn_in, seed, tuple(run.states), statistics, problem.unflatten
+        run.positions,
+        problem.names,
+        run.thin,
+        run.burn_in,
+        seed,
+        tuple(run.states),
+        statistics,
+        problem.unflatten,
     )

@@ -111,7 +111,9 @@ def tune(
     if structure in {"scalar", "diagonal"}:
         return _structured(moments, matrix, dynamics, proxy, structure)
     if structure != "full":
-        raise InvalidInput("structure", "'full', 'diagonal' or 'scalar'", repr(structure), "use 'full' unless you compare")
+        raise InvalidInput(
+            "structure", "'full', 'diagonal' or 'scalar'", repr(structure), "use 'full' unless you compare"
+        )
     noise = proxy_noise(moments, dynamics, proxy)
     equation = StepEquation.of(
         matrix, moments.hessian, noise.at(matrix), dynamics.momentum, dynamics.temperature, noise.discrete

@@ -68,7 +68,12 @@ class Rows:
     def subsample(self, size: int, seed: int) -> Rows:
         """`size` rows drawn without replacement, in their original order."""
         if not 1 <= size <= self.n:
-            raise InvalidInput("tuning_rows", f"between 1 and the number of rows, {self.n}", size, "choose a size in that range")
+            raise InvalidInput(
+                "tuning_rows",
+                f"between 1 and the number of rows, {self.n}",
+                size,
+                "choose a size in that range",
+            )
         index = np.random.default_rng(seed).choice(self.n, size=size, replace=False)
         return self.take(np.sort(index))
 
@@ -116,11 +121,16 @@ def rows(
     n, dim = design.shape
     labels = tuple(names) if names is not None else tuple(f"x{j}" for j in range(dim))
     if len(labels) != dim or len(set(labels)) != dim:
-        raise InvalidInput("names", f"{dim} distinct names, one per column", list(labels), "give one name per column")
+        raise InvalidInput(
+            "names", f"{dim} distinct names, one per column", list(labels), "give one name per column"
+        )
     checked_weights = None if weights is None else _vector("weights", weights, n)
     if checked_weights is not None and not np.all(checked_weights > 0):
         raise InvalidInput(
-            "weights", "positive", f"minimum {checked_weights.min():g}", "drop the rows whose weight is zero or negative"
+            "weights",
+            "positive",
+            f"minimum {checked_weights.min():g}",
+            "drop the rows whose weight is zero or negative",
         )
     return Rows(
         x=design,
@@ -158,7 +168,10 @@ def _matrix(x: Any) -> Array:
     array = _floats("X", x)
     if array.ndim != 2 or array.shape[0] == 0 or array.shape[1] == 0:
         raise InvalidInput(
-            "X", "a two-dimensional array with at least one row and one column", f"shape {array.shape}", "reshape it to (N, D)"
+            "X",
+            "a two-dimensional array with at least one row and one column",
+            f"shape {array.shape}",
+            "reshape it to (N, D)",
         )
     _require_finite("X", array)
     return np.ascontiguousarray(array)
@@ -169,7 +182,9 @@ def _vector(name: str, values: Any, n: int) -> Array:
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.shape != (n,):
-        raise InvalidInput(name, f"a vector with one entry per row of X, ({n},)", f"shape {array.shape}", "match it to X")
+        raise InvalidInput(
+            name, f"a vector with one entry per row of X, ({n},)", f"shape {array.shape}", "match it to X"
+        )
     _require_finite(name, array)
     return np.ascontiguousarray(array)
 
@@ -181,7 +196,10 @@ def _floats(name: str, values: Any) -> Array:
             array = array.astype(np.float64)
         except (TypeError, ValueError) as error:
             raise InvalidInput(
-                name, "numeric", f"dtype {array.dtype}", "encode text columns first, or pass a DataFrame with formula=..."
+                name,
+                "numeric",
+                f"dtype {array.dtype}",
+                "encode text columns first, or pass a DataFrame with formula=...",
             ) from error
     return array.astype(np.float64, copy=False)
 
@@ -193,5 +211,8 @@ def _require_finite(name: str, array: Array) -> None:
         where = ", ".join(str(tuple(map(int, i)) if array.ndim > 1 else int(i[0])) for i in index[:3])
         more = "" if len(index) <= 3 else f" and {len(index) - 3} more"
         raise InvalidInput(
-            name, "finite", f"NaN or infinity at {where}{more}", "drop or impute those rows (tables take missing='drop')"
+            name,
+            "finite",
+            f"NaN or infinity at {where}{more}",
+            "drop or impute those rows (tables take missing='drop')",
         )

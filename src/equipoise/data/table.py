@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from equipoise.data.rows import Rows, rows
 from equipoise.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Design", "read_table", "table"]
 
@@ -45,7 +47,12 @@ class Design:
         for name, levels in self.template.items():
             unseen = [] if levels is None else sorted(set(frame[name]) - set(levels), key=str)
             if unseen:
-                raise InvalidInput(name, f"one of the levels seen when fitting, {levels}", unseen, "recode or drop those rows")
+                raise InvalidInput(
+                    name,
+                    f"one of the levels seen when fitting, {levels}",
+                    unseen,
+                    "recode or drop those rows",
+                )
         spec = self.spec if self.spec is not None else self._rebuilt()
         matrix = np.asarray(spec.get_model_matrix(frame), dtype=np.float64)
         return matrix, None if self.offset is None else frame[self.offset].to_numpy(dtype=np.float64)
@@ -59,10 +66,14 @@ class Design:
                 "a table",
                 "pass the encoded columns as an array",
             )
+        import pandas as pd
+
         height = max([2, *(len(levels) for levels in self.template.values() if levels is not None)])
         frame = pd.DataFrame(
             {
-                name: np.linspace(1.0, 2.0, height) if levels is None else [levels[i % len(levels)] for i in range(height)]
+                name: np.linspace(1.0, 2.0, height)
+                if levels is None
+                else [levels[i % len(levels)] for i in range(height)]
                 for name, levels in self.template.items()
             }
         )
@@ -80,6 +91,8 @@ def read_table(path: str | Path) -> pd.DataFrame:
     file = Path(path)
     if not file.is_file():
         raise InvalidInput("data", "an existing CSV or Parquet file", str(path), "check the path")
+    import pandas as pd  # slow to import: only those who read tables pay for it
+
     suffix = file.suffix.lower()
     try:
         if suffix in {".parquet", ".pq"}:
@@ -87,8 +100,12 @@ def read_table(path: str | Path) -> pd.DataFrame:
         if suffix in {".csv", ".tsv", ".txt"}:
             return pd.read_csv(file, sep=_separator(file))
     except (ValueError, OSError, pd.errors.ParserError) as error:
-        raise InvalidInput("data", "a readable table", f"{file.name}: {error}", "check the file's format") from error
-    raise InvalidInput("data", "a file ending in .csv, .tsv, .txt, .parquet or .pq", file.name, "convert the file")
+        raise InvalidInput(
+            "data", "a readable table", f"{file.name}: {error}", "check the file's format"
+        ) from error
+    raise InvalidInput(
+        "data", "a file ending in .csv, .tsv, .txt, .parquet or .pq", file.name, "convert the file"
+    )
 
 
 def _separator(file: Path) -> str:
@@ -129,13 +146,18 @@ def table(
 
     Examples
     --------
+    >>> import pandas as pd
     >>> frame = pd.DataFrame({"y": [1.0, 2.0, 4.0], "g": ["a", "b", "b"]})
     >>> table(frame, "y ~ g").names
     ('Intercept', 'g[T.b]')
     """
     if missing not in {"raise", "drop"}:
         raise InvalidInput("missing", "'raise' or 'drop'", repr(missing), "choose one of the two")
-    frame = data if isinstance(data, pd.DataFrame) else read_table(data)
+    frame = read_table(data) if isinstance(data, (str, Path)) else data
+    if not hasattr(frame, "columns"):
+        raise InvalidInput(
+            "data", "a DataFrame or a file path", type(data).__name__, "pass formula= only with a table"
+        )
     parsed = _formula(formula)
     extra = [name for name in (weights, offset) if name is not None]
     names = sorted(str(v) for v in parsed.required_variables)
@@ -144,7 +166,9 @@ def table(
     try:
         matrices = parsed.get_model_matrix(frame)
     except Exception as error:
-        raise InvalidInput("formula", "applicable to the table", f"{formula!r}: {error}", "correct the formula") from error
+        raise InvalidInput(
+            "formula", "applicable to the table", f"{formula!r}: {error}", "correct the formula"
+        ) from error
     left = matrices.lhs
     if left.shape[1] != 1:
         raise InvalidInput(
@@ -168,7 +192,9 @@ def _design(formula: str, spec: Any, frame: pd.DataFrame, offset: str | None) ->
 
 
 def _is_categorical(column: pd.Series[Any]) -> bool:
-    return not pd.api.types.is_numeric_dtype(column)
+    from pandas.api.types import is_numeric_dtype
+
+    return not is_numeric_dtype(column)
 
 
 def _formula(text: str) -> Any:
@@ -179,16 +205,25 @@ def _formula(text: str) -> Any:
     try:
         parsed = Formula(text)
     except (FormulaicError, SyntaxError, ValueError) as error:
-        raise InvalidInput("formula", "a valid formula such as 'y ~ x + C(group)'", repr(text), str(error)) from error
+        raise InvalidInput(
+            "formula", "a valid formula such as 'y ~ x + C(group)'", repr(text), str(error)
+        ) from error
     if not hasattr(parsed, "lhs"):
-        raise InvalidInput("formula", "one with a response, such as 'y ~ x'", repr(text), "write the response before a ~")
+        raise InvalidInput(
+            "formula", "one with a response, such as 'y ~ x'", repr(text), "write the response before a ~"
+        )
     return parsed
 
 
 def _require_columns(frame: pd.DataFrame, names: list[str]) -> None:
     absent = [name for name in names if name not in frame.columns]
     if absent:
-        raise InvalidInput("formula", f"made of columns of the table, {list(frame.columns)}", f"{absent}", "correct the names")
+        raise InvalidInput(
+            "formula",
+            f"made of columns of the table, {list(frame.columns)}",
+            f"{absent}",
+            "correct the names",
+        )
 
 
 def _without_missing(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
@@ -200,4 +235,6 @@ def _without_missing(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
     columns = [str(c) for c in frame.columns[holes.any(axis=0)]]
     index = [int(i) for i in np.flatnonzero(holes.any(axis=1))]
     shown = ", ".join(map(str, index[:5])) + ("" if len(index) <= 5 else f" and {len(index) - 5} more")
-    raise InvalidInput("data", "without missing values", f"missing in columns {columns}, rows {shown}", "use missing='drop'")
+    raise InvalidInput(
+        "data", "without missing values", f"missing in columns {columns}, rows {shown}", "use missing='drop'"
+    )

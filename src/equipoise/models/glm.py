@@ -56,6 +56,11 @@ class GLM:
             )
         return LinearProblem(self, rows, rows.n, self._precision(rows.dim), self._mean(rows.dim))
 
+    def mean_response(self, x: Array, offset: Array | None, params: Array) -> Array:
+        """The mean response at rows `x` for each of many parameter vectors, (vectors, rows)."""
+        eta = params @ x.T
+        return self.family.mean(eta if offset is None else eta + offset)
+
     def _precision(self, dim: int) -> Array:
         given = self.prior_precision
         if given.ndim == 0:
@@ -70,7 +75,10 @@ class GLM:
     def _mean(self, dim: int) -> Array:
         if self.prior_mean.shape not in {(), (dim,)}:
             raise InvalidInput(
-                "prior_mean", f"a scalar or a vector ({dim},)", f"shape {self.prior_mean.shape}", "match the columns of X"
+                "prior_mean",
+                f"a scalar or a vector ({dim},)",
+                f"shape {self.prior_mean.shape}",
+                "match the columns of X",
             )
         return np.broadcast_to(self.prior_mean, dim).astype(np.float64)
 
@@ -129,13 +137,20 @@ def glm(
         constant = 1.0
     precision = _finite("prior_precision", prior_precision)
     if precision.ndim == 2 and (
-        precision.shape[0] != precision.shape[1] or np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max()
+        precision.shape[0] != precision.shape[1]
+        or np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max()
     ):
-        raise InvalidInput("prior_precision", "a symmetric matrix", f"shape {precision.shape}", "pass (P + P.T) / 2")
+        raise InvalidInput(
+            "prior_precision", "a symmetric matrix", f"shape {precision.shape}", "pass (P + P.T) / 2"
+        )
     lowest = np.linalg.eigvalsh(precision)[0] if precision.ndim == 2 else precision.min()
     if lowest < -1e-10 * max(1.0, np.abs(precision).max()):
-        raise InvalidInput("prior_precision", "positive semi-definite", f"smallest value {lowest:g}", "use zero for no prior")
-    return GLM(chosen, None if constant is None else float(constant), precision, _finite("prior_mean", prior_mean))
+        raise InvalidInput(
+            "prior_precision", "positive semi-definite", f"smallest value {lowest:g}", "use zero for no prior"
+        )
+    return GLM(
+        chosen, None if constant is None else float(constant), precision, _finite("prior_mean", prior_mean)
+    )
 
 
 def _finite(name: str, value: ArrayLike) -> Array:
@@ -183,7 +198,9 @@ class LinearProblem:
         """Check and return a parameter vector."""
         theta = np.asarray(params, dtype=np.float64)
         if theta.shape != (self.rows.dim,) or not np.isfinite(theta).all():
-            raise InvalidInput("params", f"a finite vector ({self.rows.dim},)", f"shape {theta.shape}", "pass fit.params")
+            raise InvalidInput(
+                "params", f"a finite vector ({self.rows.dim},)", f"shape {theta.shape}", "pass fit.params"
+            )
         return theta
 
     def unflatten(self, theta: Array) -> Array:
@@ -209,7 +226,9 @@ class LinearProblem:
             total = float(np.sum(residual2 if self.rows.weights is None else self.rows.weights * residual2))
             constant = float(np.sqrt(total / max(1, self.rows.n - self.rows.dim)))
             if constant == 0.0:
-                raise InvalidInput("y", "not fitted exactly by the columns", "zero residuals", "pass scale= explicitly")
+                raise InvalidInput(
+                    "y", "not fitted exactly by the columns", "zero residuals", "pass scale= explicitly"
+                )
         return replace(loss, p=(constant,))
 
     def settled(self, theta: Array) -> LinearProblem:
@@ -287,17 +306,16 @@ class LinearProblem:
             names=rows.names,
         )
 
-    def mean_response(self, x: Array, offset: Array | None, draws: Array) -> Array:
-        """The mean response at new rows for each of many parameter vectors, (draws, rows)."""
-        eta = draws @ x.T
-        return self.model.family.mean(eta if offset is None else eta + offset)
-
     def bounds(self, theta: Array) -> tuple[Array, Array, str]:
         """sup d2 and sup |d3| of each row's loss, and their scope: the whole line, or a plug-in at θ."""
         loss, family = self.loss_at(theta), self.model.family
         y, p = self.rows.y, loss.constants
         if family.second_bound is not None and family.third_bound is not None:
-            return self._weighted(family.second_bound(y, p)), self._weighted(family.third_bound(y, p)), "global"
+            return (
+                self._weighted(family.second_bound(y, p)),
+                self._weighted(family.third_bound(y, p)),
+                "global",
+            )
         eta = self.predictor(theta)
         plug_in = (self._weighted(np.abs(d(eta, y, p))) for d in (loss.d2, loss.d3))
         return *plug_in, "plug-in at the minimiser"
@@ -316,5 +334,3 @@ class LinearProblem:
         for block in blocks(*x.shape):
             total += (x[block] * weight[block][:, None]).T @ x[block]
         return symmetric(total) / x.shape[0]
-
-

@@ -41,12 +41,16 @@ def step_matrix(step: ArrayLike, dim: int) -> Array:
     if a.ndim == 0:
         a = np.full(dim, float(a))
     if a.shape not in {(dim,), (dim, dim)}:
-        raise InvalidInput("step", f"a scalar, a vector ({dim},) or a matrix ({dim}, {dim})", f"shape {a.shape}", "match it")
+        raise InvalidInput(
+            "step", f"a scalar, a vector ({dim},) or a matrix ({dim}, {dim})", f"shape {a.shape}", "match it"
+        )
     if a.ndim == 1:
         a = np.diag(a)
     scale = np.abs(a).max()
     if not np.isfinite(scale) or np.abs(a - a.T).max() > 1e-8 * scale or np.linalg.eigvalsh(a)[0] <= 0.0:
-        raise InvalidInput("step", "symmetric positive definite", f"{step!r:.80}", "use eq.tune, or a positive scalar")
+        raise InvalidInput(
+            "step", "symmetric positive definite", f"{step!r:.80}", "use eq.tune, or a positive scalar"
+        )
     return 0.5 * (a + a.T)
 
 
@@ -78,7 +82,14 @@ class Modes:
         """Diagonalise the mean dynamics of a step matrix."""
         L = cholesky(step, lower=True)
         rates, U = eigh(L.T @ hessian @ L)
-        return cls(L @ U, U.T @ solve_triangular(L, np.eye(len(L)), lower=True), rates, momentum, temperature, discrete)
+        return cls(
+            L @ U,
+            U.T @ solve_triangular(L, np.eye(len(L)), lower=True),
+            rates,
+            momentum,
+            temperature,
+            discrete,
+        )
 
     @property
     def first_order(self) -> Array:

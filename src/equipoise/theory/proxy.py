@@ -70,4 +70,6 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
         return Noise(b * J, None)
     if proxy == "lr-ws":
         return Noise(b * moments.noise_ratio * J, lambda S: b * (J @ S @ J + float(np.sum(J * S)) * J))
-    raise InvalidInput("proxy", f"one of {', '.join(PROXIES)}", repr(proxy), "use 'dq-exact' unless you compare proxies")
+    raise InvalidInput(
+        "proxy", f"one of {', '.join(PROXIES)}", repr(proxy), "use 'dq-exact' unless you compare proxies"
+    )

@@ -67,7 +67,10 @@ class Stationary:
         """ρ(T): the factor by which the slowest second moment decays each step."""
         if self.noise is None:
             raise InvalidInput(
-                "law", "computed from data", "a law loaded from disk, which keeps no rows", "call eq.stationary again"
+                "law",
+                "computed from data",
+                "a law loaded from disk, which keeps no rows",
+                "call eq.stationary again",
             )
         return spectral_radius(self.modes, self.noise)
 
@@ -88,7 +91,9 @@ class Stationary:
         k, T = self.dynamics.momentum, self.dynamics.temperature
         source = self.gradient_noise
         if T > 0.0:
-            source = source + 2.0 * T * (1.0 - k) ** 2 * cho_solve(cho_factor(self.step), np.eye(len(self.step)))
+            source = source + 2.0 * T * (1.0 - k) ** 2 * cho_solve(
+                cho_factor(self.step), np.eye(len(self.step))
+            )
         return _between(self.hessian, source)
 
     def iact(self, direction: ArrayLike | None = None) -> float:
@@ -97,7 +102,12 @@ class Stationary:
             return float(eigh(self.long_run_cov, self.cov, eigvals_only=True)[-1])
         v = np.asarray(direction, dtype=np.float64)
         if v.shape != (len(self.cov),) or not np.any(v):
-            raise InvalidInput("direction", f"a non-zero vector ({len(self.cov)},)", f"shape {v.shape}", "pass one entry per parameter")
+            raise InvalidInput(
+                "direction",
+                f"a non-zero vector ({len(self.cov)},)",
+                f"shape {v.shape}",
+                "pass one entry per parameter",
+            )
         return float(v @ self.long_run_cov @ v / (v @ self.cov @ v))
 
     def iacts(self) -> Array:
@@ -123,7 +133,12 @@ class Stationary:
             raise InvalidInput("tolerance", "between 0 and 1", tolerance, "0.01 is a common choice")
         e = np.asarray(start, dtype=np.float64)
         if e.shape != (len(self.cov),):
-            raise InvalidInput("start", f"a vector ({len(self.cov)},)", f"shape {e.shape}", "pass the deviation from the minimiser")
+            raise InvalidInput(
+                "start",
+                f"a vector ({len(self.cov)},)",
+                f"shape {e.shape}",
+                "pass the deviation from the minimiser",
+            )
         distance2 = float(e @ cho_solve(cho_factor(self.cov), e))
         return mixing.burn_in(distance2, self._decay, tolerance)
 
@@ -148,7 +163,11 @@ class Stationary:
         With S ⪰ T(S) + γS the Collatz–Wielandt inequality gives ρ(T) ≤ 1 − γ, without applying the noise operator.
         """
         if self.dynamics.momentum == 0.0 and self.modes.discrete:
-            source = self.modes.force(self.gradient_noise) if self.noise is None else self.modes.force(self.noise.constant)
+            source = (
+                self.modes.force(self.gradient_noise)
+                if self.noise is None
+                else self.modes.force(self.noise.constant)
+            )
             gain = float(eigh(source + np.diag(self.modes.injected), self._spread, eigvals_only=True)[0])
             if gain > 1e-8:
                 return 1.0 - min(gain, 1.0)

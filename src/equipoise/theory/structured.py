@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
-from scipy.optimize import minimize, minimize_scalar
 
 from equipoise.errors import UnstableStep
 from equipoise.theory.equation import balance
@@ -38,6 +37,8 @@ def best_structured(
     moments: Moments, target: Array, dynamics: Dynamics, proxy: str, structure: str
 ) -> tuple[Array, float]:
     """The best step of a structure, as a matrix, and the size of the divergence's gradient there (in log steps)."""
+    from scipy.optimize import minimize_scalar  # slow to import, rarely needed
+
     limit = max_stable_step(moments, dynamics, proxy=proxy)
     # for ct there is no limit: the scale at which the mean would lose stability serves as one
     ceiling = limit if np.isfinite(limit) else 2.0 / float(np.linalg.eigvalsh(moments.hessian)[-1])
@@ -46,7 +47,10 @@ def best_structured(
         return divergence(stationary(moments, np.exp(log_step), dynamics, proxy).cov, target)
 
     found = minimize_scalar(
-        scalar, bounds=(np.log(ceiling) - 25.0, np.log(ceiling) - 1e-6), method="bounded", options={"xatol": 1e-10}
+        scalar,
+        bounds=(np.log(ceiling) - 25.0, np.log(ceiling) - 1e-6),
+        method="bounded",
+        options={"xatol": 1e-10},
     )
     step = np.full(moments.dim, np.exp(found.x))
     if structure == "diagonal" and moments.dim > 1:
@@ -57,6 +61,8 @@ def best_structured(
 
 
 def _diagonal(moments: Moments, target: Array, dynamics: Dynamics, proxy: str, start: Array) -> Array:
+    from scipy.optimize import minimize  # slow to import, rarely needed
+
     def objective(log_step: Array) -> tuple[float, Array]:
         step = np.exp(log_step)
         try:
@@ -66,7 +72,11 @@ def _diagonal(moments: Moments, target: Array, dynamics: Dynamics, proxy: str, s
         return divergence(law.cov, target), step * np.diag(divergence_gradient(law, target))
 
     found = minimize(
-        objective, np.log(start), jac=True, method="L-BFGS-B", options={"maxiter": 500, "ftol": 1e-15, "gtol": 1e-9}
+        objective,
+        np.log(start),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 500, "ftol": 1e-15, "gtol": 1e-9},
     )
     return np.exp(found.x)
 

@@ -1,0 +1,48 @@
+"""Draws as ArviZ data, for ArviZ 0.2x and 1.x alike."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from equipoise.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from equipoise.calibration import Calibration
+
+__all__ = ["to_arviz"]
+
+
+def to_arviz(calibration: Calibration) -> Any:
+    """One variable per parameter in the posterior group; the run's settings as attributes.
+
+    Raises
+    ------
+    InvalidInput
+        If ArviZ is not installed.
+    """
+    try:
+        with warnings.catch_warnings():
+            # ArviZ 0.2x announces its own successor on import
+            warnings.simplefilter("ignore", FutureWarning)
+            import arviz
+    except ImportError as error:
+        raise InvalidInput(
+            "arviz", "installed for to_arviz()", "no such package", "run: pip install 'equipoise[arviz]'"
+        ) from error
+    posterior = {name: calibration.draws[:, :, j] for j, name in enumerate(calibration.names)}
+    data = (
+        arviz.from_dict({"posterior": posterior}) if _is_one(arviz) else arviz.from_dict(posterior=posterior)
+    )
+    attributes = {
+        "inference_library": "equipoise",
+        "target": calibration.plan.target_name,
+        "batch_size": calibration.tuning.dynamics.batch_size,
+        "thin": calibration.chains.thin,
+    }
+    data["posterior"].attrs.update(attributes)
+    return data
+
+
+def _is_one(arviz: Any) -> bool:
+    return int(str(arviz.__version__).split(".")[0]) >= 1

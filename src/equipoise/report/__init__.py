@@ -1,0 +1,1 @@
+"""What people read: the summary table, the plots, the HTML page."""

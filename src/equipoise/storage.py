@@ -1,0 +1,128 @@
+"""Saving and loading a calibration: one zip file of arrays and a JSON header, no pickle."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.calibration import Calibration, Plan
+from equipoise.data.table import Design
+from equipoise.dynamics import Dynamics
+from equipoise.errors import InvalidInput
+from equipoise.fit import Fit
+from equipoise.models.family import FAMILIES
+from equipoise.models.glm import GLM
+from equipoise.moments import Moments
+from equipoise.sampling import Chains
+from equipoise.theory.stationary import Stationary
+from equipoise.tuning import Tuning
+
+if TYPE_CHECKING:
+    from numpy.lib.npyio import NpzFile
+
+__all__ = ["load", "save"]
+
+_FORMAT = 1
+_MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
+
+
+def save(calibration: Calibration, path: Path) -> Path:
+    """Write a calibration; the rows of the data are not kept."""
+    plan, chains = calibration.plan, calibration.chains
+    tuning, law = plan.tuning, plan.tuning.predicted
+    header = {
+        "format": _FORMAT,
+        "model": {"family": calibration.model.family.name, "constant": calibration.model.constant},
+        "fit": {k: v for k, v in asdict(plan.fit).items() if k != "params"},
+        "moments": {"n": plan.moments.n, "noise_ratio": plan.moments.noise_ratio},
+        "dynamics": asdict(tuning.dynamics),
+        "tuning": {k: getattr(tuning, k) for k in ("residual", "proxy", "structure", "distance")},
+        "plan": {
+            k: getattr(plan, k)
+            for k in ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds")
+        },
+        "chains": {k: getattr(chains, k) for k in ("names", "thin", "burn_in", "seed", "statistics")},
+        "response": calibration.response,
+        "design": _design_header(calibration.design),
+    }
+    arrays = {
+        **{f"moments.{name}": getattr(plan.moments, name) for name in _MOMENTS},
+        **{f"law.{name}": getattr(law, name) for name in ("cov", "gradient_noise", "mean_bias")},
+        "fit.params": plan.fit.params,
+        "step": tuning.step,
+        "target": tuning.target,
+        "draws": chains.draws,
+        "prior_precision": calibration.model.prior_precision,
+        "prior_mean": calibration.model.prior_mean,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as stream:
+        np.savez_compressed(stream, header=np.array(json.dumps(header)), **arrays)
+    return path
+
+
+def load(path: str | Path) -> Calibration:
+    """Read a calibration written by `Calibration.save`.
+
+    Raises
+    ------
+    InvalidInput
+        If the file is missing or not such a file.
+    """
+    file = Path(path)
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            header = json.loads(str(stored["header"]))
+            return _restored(header, stored)
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        raise InvalidInput(
+            "path", "a file written by save()", f"{file.name}: {error}", "check the path"
+        ) from error
+
+
+def _restored(header: dict[str, Any], stored: NpzFile) -> Calibration:
+    dynamics = Dynamics(**header["dynamics"])
+    names = tuple(header["chains"]["names"])
+    moments = Moments(
+        **header["moments"],
+        **{name: stored[f"moments.{name}"] for name in _MOMENTS},
+        curvature=None,
+        names=names,
+    )
+    law = Stationary(
+        cov=stored["law.cov"],
+        step=stored["step"],
+        hessian=moments.hessian,
+        gradient_noise=stored["law.gradient_noise"],
+        mean_bias=stored["law.mean_bias"],
+        dynamics=dynamics,
+        proxy=header["tuning"]["proxy"],
+    )
+    tuning = Tuning(
+        step=stored["step"], dynamics=dynamics, target=stored["target"], predicted=law, center=moments.params,
+        **header["tuning"],
+    )  # fmt: skip
+    plan = Plan(
+        fit=Fit(params=stored["fit.params"], **header["fit"]),
+        moments=moments,
+        tuning=tuning,
+        **header["plan"],
+    )
+    chains = Chains(draws=stored["draws"], state=(), **{**header["chains"], "names": names})
+    family = FAMILIES[header["model"]["family"]]
+    model = GLM(family, header["model"]["constant"], stored["prior_precision"], stored["prior_mean"])
+    design = header["design"]
+    return Calibration(
+        model, plan, chains, header["response"], None if design is None else Design(spec=None, **design)
+    )
+
+
+def _design_header(design: Design | None) -> dict[str, Any] | None:
+    if design is None:
+        return None
+    return {k: getattr(design, k) for k in ("formula", "template", "offset", "stateful")}

@@ -1,0 +1,407 @@
+"""The linear engine, against NumPy loops, against itself split and threaded, against the predicted law."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numba
+import numpy as np
+import pytest
+from scipy.special import expit
+
+from equipoise.engines.linear import LinearProgram, _kernel, advance, advance_coupled, initial_state
+from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
+from equipoise.models.family import FAMILIES, ScalarLoss
+
+CONSTANTS = {"gaussian": (0.7,), "gamma": (2.5,), "negative-binomial": (0.4,)}
+SEED = np.random.SeedSequence(11)
+
+
+def loss_of(family):
+    return replace(FAMILIES[family].loss, p=CONSTANTS.get(family, ()))
+
+
+def build(family="gaussian", count=60, dim=3, seed=0, scale=0.3, weighted=False, prior=False, **options):
+    rng = np.random.default_rng(seed)
+    fields = {
+        "loss": loss_of(family),
+        "rows": scale * rng.normal(size=(count, dim)),
+        "base": 0.3 * rng.normal(size=count),
+        "y": rng.integers(0, 2, count).astype(float) if family == "bernoulli" else rng.gamma(2.0, 0.7, count),
+        "weights": rng.uniform(0.5, 2.0, count) if weighted else np.zeros(0),
+        "prior_gradient": 0.1 * rng.normal(size=dim) if prior else np.zeros(dim),
+        "prior_curvature": rng.uniform(0.1, 0.5, dim) if prior else np.zeros(dim),
+        "batch_size": 8,
+        "replacement": True,
+        "momentum": 0.0,
+        "noise_scale": 0.0,
+        "guard_radius2": np.inf,
+        "guard_metric": np.eye(dim),
+        "guard_bound": 1.0,
+    }
+    return LinearProgram(**(fields | options))
+
+
+def start_of(program, seed=SEED):
+    return initial_state(np.linspace(-0.2, 0.3, program.rows.shape[1]), seed)
+
+
+def run(program, steps, state=None, thin=1):
+    state = start_of(program) if state is None else state
+    out = np.full((steps // max(thin, 1) + 1, program.rows.shape[1]), np.nan)
+    return out[: advance(program, state, steps, thin, out)], state
+
+
+def slope(loss, eta, y):
+    """The families' derivatives, restated from the likelihoods."""
+    if loss.name == "gaussian":
+        return (eta - y) / loss.p[0] ** 2
+    if loss.name == "bernoulli":
+        return expit(eta) - y
+    if loss.name == "poisson":
+        return np.exp(eta) - y
+    if loss.name == "gamma":
+        return loss.p[0] * (1.0 - y / np.exp(eta))
+    mean = np.exp(eta)
+    return (mean - y) / (1.0 + loss.p[0] * mean)
+
+
+def reference(program, steps, state):
+    """The recursion of the module's docstring in NumPy, fed with the engine's own random numbers."""
+    count, dim = program.rows.shape
+    phi, m, rng = state.position.copy(), state.velocity.copy(), state.rng.copy()
+    batch, swaps = np.zeros((2, program.batch_size), dtype=np.uint64)
+    weights = program.weights if program.weights.size else np.ones(count)
+    path, hits = [], 0
+    for _ in range(steps):
+        if program.replacement:
+            rows_with_replacement(rng, np.uint64(count), batch)
+        else:
+            distinct_rows(rng, np.arange(count, dtype=np.uint32), swaps, batch)
+        noise = np.zeros(dim)
+        if program.noise_scale:
+            add_normals(rng, 1.0, noise, dim)
+        x, y, w = program.rows[batch], program.y[batch], weights[batch]
+        residual = w * slope(program.loss, program.base[batch] + x @ phi, y)
+        g = residual @ x / program.batch_size + program.prior_gradient + program.prior_curvature * phi
+        m = program.momentum * m + g
+        phi = phi - m + program.noise_scale * noise
+        form = phi @ program.guard_metric @ phi
+        if form > program.guard_radius2:
+            phi, hits = phi * np.sqrt(program.guard_radius2 / form), hits + 1
+        path.append(phi)
+    return np.array(path), m, hits
+
+
+@pytest.mark.parametrize("prior", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_full_batches_follow_gradient_descent(family, weighted, momentum, prior):
+    program = build(
+        family, weighted=weighted, prior=prior, momentum=momentum, batch_size=60, replacement=False
+    )
+    start = start_of(program)
+    # A full batch in any order is the full gradient: no random number is involved here.
+    weights = program.weights if weighted else np.ones(60)
+    phi, m, path = start.position.copy(), np.zeros(3), []
+    for _ in range(200):
+        residual = weights * slope(program.loss, program.base + program.rows @ phi, program.y)
+        gradient = np.mean(residual[:, None] * program.rows, axis=0)
+        m = momentum * m + gradient + program.prior_gradient + program.prior_curvature * phi
+        phi = phi - m
+        path.append(phi)
+    draws, state = run(program, 200)
+    np.testing.assert_allclose(draws, path, rtol=0.0, atol=1e-10)
+    np.testing.assert_allclose(state.velocity, m, rtol=0.0, atol=1e-10)
+    assert np.ptp(draws) > 0.1
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 16, 37])
+@pytest.mark.parametrize("dim", [1, 3, 8, 13])
+def test_minibatches_follow_the_recursion_for_every_shape(dim, batch_size):
+    for replacement in (True, False):
+        program = build(
+            "poisson", dim=dim, prior=True, weighted=True, scale=0.2, momentum=0.5, noise_scale=0.01,
+            batch_size=batch_size, replacement=replacement,
+        )  # fmt: skip
+        expected, m, _ = reference(program, 60, start_of(program))
+        draws, state = run(program, 60)
+        np.testing.assert_allclose(draws, expected, rtol=0.0, atol=1e-11)
+        np.testing.assert_allclose(state.velocity, m, rtol=0.0, atol=1e-11)
+        np.testing.assert_array_equal(state.position, draws[-1])
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize(("momentum", "noise"), [(0.0, 0.0), (0.0, 0.02), (0.7, 0.0), (0.7, 0.02)])
+def test_splitting_a_run_changes_no_bit(momentum, noise, replacement):
+    program = build("poisson", dim=5, momentum=momentum, noise_scale=noise, replacement=replacement)
+    whole, end = run(program, 1000, thin=3)
+    state, pieces = start_of(program), []
+    for steps in (1, 2, 96, 301, 0, 99, 501):
+        out = np.zeros((steps, 5))
+        pieces.append(out[: advance(program, state, steps, 3, out)])
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+    assert len(whole) == 333
+    for one, other in zip(vars(state).values(), vars(end).values(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_threads_change_no_bit():
+    program = build("negative-binomial", dim=4, noise_scale=0.02, momentum=0.3, replacement=False)
+    seeds = SEED.spawn(4)
+
+    def chain(seed):
+        return run(program, 3000, start_of(program, seed))[0]
+
+    serial = [chain(seed) for seed in seeds]
+    with ThreadPoolExecutor(4) as pool:
+        threaded = list(pool.map(chain, seeds))
+    np.testing.assert_array_equal(threaded, serial)
+    assert len({draws[-1, 0] for draws in serial}) == 4
+
+
+def test_draws_are_stored_at_multiples_of_thin_in_any_layout():
+    program = build(noise_scale=0.05)
+    every, _ = run(program, 23)
+    state = start_of(program)
+    advance(program, state, 4, 0, np.zeros((0, 3)))
+    assert state.step == 4
+    strided = np.zeros((3, 10, 2))[:, :, 1].T
+    assert advance(program, state, 19, 5, strided) == 4
+    np.testing.assert_array_equal(strided[:4], every[4::5])
+    with pytest.raises(ValueError, match="too few"):
+        advance(program, state, 10, 2, np.zeros((4, 3)))
+
+
+def test_the_program_keeps_the_callers_values_and_survives_read_only_arrays():
+    rows, metric = np.random.default_rng(1).normal(size=(60, 3)), np.eye(3)
+    rows.flags.writeable = metric.flags.writeable = False
+    program = build(rows=rows, guard_metric=metric, guard_radius2=1.0)
+    np.testing.assert_array_equal(program.rows, rows)
+    assert advance(program, start_of(program), 5, 0, np.zeros((0, 3))) == 0
+
+
+def test_the_guard_projects_onto_the_ellipsoid_and_counts():
+    metric = np.array([[4.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]])
+    options = {"guard_metric": metric, "guard_bound": np.linalg.eigvalsh(metric)[-1], "noise_scale": 0.3}
+    program = build("poisson", guard_radius2=0.8, **options)
+    expected, _, hits = reference(program, 300, start_of(program))
+    draws, state = run(program, 300)
+    np.testing.assert_allclose(draws, expected, rtol=0.0, atol=1e-9)
+    assert state.hits == hits
+    assert 20 < hits < 280
+    forms = np.einsum("ti,ij,tj->t", draws, metric, draws)
+    assert np.sum(np.abs(forms - 0.8) < 1e-12) == hits
+    assert forms.max() < 0.8 + 1e-12
+    # The metric decides, not its bound: an isotropic guard at the bound would act more often.
+    tight = replace(program, guard_metric=options["guard_bound"] * np.eye(3))
+    assert run(tight, 300)[1].hits > hits
+
+
+def test_the_guard_never_acts_on_an_easy_problem():
+    program = build("bernoulli", noise_scale=0.01, guard_radius2=100.0)
+    free = replace(program, guard_radius2=np.inf)
+    draws, state = run(program, 20_000)
+    assert state.hits == 0
+    np.testing.assert_array_equal(draws, run(free, 20_000)[0])
+
+
+def exploded(phi):
+    with np.errstate(over="ignore", invalid="ignore"):
+        return not np.isfinite(phi @ phi)
+
+
+def test_divergence_is_reported_at_its_step_and_earlier_draws_are_kept():
+    program = build(scale=30.0, batch_size=60, replacement=False)
+    phi = start_of(program).position
+    path = []
+    while not exploded(phi):
+        residual = slope(program.loss, program.base + program.rows @ phi, program.y)
+        phi = phi - residual @ program.rows / 60
+        path.append(phi)
+    state, out = start_of(program), np.zeros((1000, 3))
+    assert advance(program, state, 1000, 1, out) == -len(path)
+    assert state.step == len(path) > 20
+    np.testing.assert_allclose(out[: len(path) - 1], path[:-1], rtol=1e-9)
+    assert exploded(state.position)
+
+
+@pytest.mark.parametrize("radius2", [np.inf, 1.0])
+def test_overflow_is_a_divergence_with_or_without_a_guard(radius2):
+    program = build("poisson", base=np.full(60, 800.0), guard_radius2=radius2)
+    state = start_of(program)
+    assert advance(program, state, 10, 1, np.zeros((10, 3))) == -1
+    assert (state.step, state.hits) == (1, 0)
+
+
+def coupled(program, steps, curvature, thin=1):
+    state, out = start_of(program), np.zeros((steps, 2, program.rows.shape[1]))
+    proxy = np.array([state.position, state.velocity])
+    weights = program.weights if program.weights.size else np.ones(len(program.y))
+    score = weights * slope(program.loss, program.base, program.y)
+    count = advance_coupled(program, state, proxy, score, weights * curvature, steps, thin, out)
+    return count, state, proxy, out
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_the_proxy_of_squared_loss_is_the_chain(replacement):
+    program = build(weighted=True, prior=True, momentum=0.4, noise_scale=0.1, replacement=replacement, dim=4)
+    count, state, proxy, out = coupled(program, 400, np.full(60, 0.7**-2), thin=2)
+    assert (count, state.step) == (200, 400)
+    np.testing.assert_allclose(out[:200, 1], out[:200, 0], rtol=0.0, atol=1e-12)
+    np.testing.assert_allclose(proxy, [state.position, state.velocity], rtol=0.0, atol=1e-12)
+    np.testing.assert_array_equal(out[:200, 0], run(program, 400, thin=2)[0])
+
+
+def test_the_proxy_of_a_curved_loss_is_its_taylor_chain_and_leaves_the_chain_alone():
+    program = build("poisson", noise_scale=0.1, guard_radius2=0.5, prior=True)
+    curvature = np.exp(program.base)
+    count, state, proxy, out = coupled(program, 300, curvature)
+    alone, end = run(program, 300)
+    np.testing.assert_array_equal(out[:, 0], alone)
+    np.testing.assert_array_equal(state.rng, end.rng)
+    assert (count, state.step, state.hits) == (300, 300, end.hits)
+    assert end.hits > 0
+    # The Taylor loss is a weighted squared loss around −ℓ'/ℓ'': the engine can run that as a chain.
+    squared = ScalarLoss("squared", *4 * (lambda eta, y, p: eta - y,))
+    centre = (program.y - curvature) / curvature
+    taylor = replace(
+        program, loss=squared, base=np.zeros(60), y=centre, weights=curvature, guard_radius2=np.inf
+    )
+    np.testing.assert_allclose(out[:, 1], run(taylor, 300)[0], rtol=0.0, atol=1e-12)
+    np.testing.assert_array_equal(proxy[0], out[-1, 1])
+    assert 1e-3 < np.abs(out[:, 0] - out[:, 1]).max() < 2.0
+
+
+def test_a_coupled_run_is_split_without_a_trace():
+    program = build("poisson", noise_scale=0.05, momentum=0.5)
+    curvature = np.exp(program.base)
+    _, end, final, whole = coupled(program, 50, curvature)
+    state = start_of(program)
+    proxy = np.array([state.position, state.velocity])
+    out = np.zeros((50, 2, 3))
+    for first, last in [(0, 7), (7, 50)]:
+        advance_coupled(
+            program, state, proxy, curvature - program.y, curvature, last - first, 1, out[first:last]
+        )
+    np.testing.assert_array_equal(out, whole)
+    np.testing.assert_array_equal(proxy, final)
+    np.testing.assert_array_equal(state.rng, end.rng)
+
+
+def test_a_coupled_run_ends_with_the_first_divergence():
+    program = build("bernoulli", batch_size=60, replacement=False)
+    # A curvature this large makes the proxy explode while the logistic chain, with bounded steps, cannot.
+    count, state, proxy, out = coupled(program, 1000, np.full(60, 1e3))
+    assert count == -state.step < -20
+    assert exploded(proxy[0])
+    alone, end = run(program, state.step)
+    np.testing.assert_array_equal(out[: state.step - 1, 0], alone[:-1])
+    np.testing.assert_array_equal(state.position, end.position)
+    # The other way round: the chain overflows at once, the proxy does not.
+    program = build("poisson", base=np.full(60, 400.0), y=np.zeros(60))
+    count, state, proxy, _ = coupled(program, 10, np.ones(60))
+    assert (count, state.step) == (-1, 1)
+
+
+def stationary(program):
+    """The covariance of (φ, m) for squared loss by a dense linear system (theory §4, Λ = I)."""
+    x, (count, dim), kappa = program.rows, program.rows.shape, program.momentum
+    size = program.batch_size
+    b = 1.0 / size if program.replacement else (count - size) / (size * (count - 1))
+    J_n = np.einsum("ni,nj->nij", x, x) / program.loss.p[0] ** 2
+    J = J_n.mean(axis=0)
+    V = np.cov((slope(program.loss, program.base, program.y)[:, None] * x).T, bias=True)
+    H, eye = J + np.diag(program.prior_curvature), np.eye(dim)
+    A = np.block([[eye - H, -kappa * eye], [H, kappa * eye]])
+    G = np.vstack([-eye, eye])
+
+    def push(P):
+        K = np.einsum("nij,jk,nkl->il", J_n, P[:dim, :dim], J_n) / count - J @ P[:dim, :dim] @ J
+        return A @ P @ A.T + b * G @ K @ G.T
+
+    source = b * G @ V @ G.T
+    source[:dim, :dim] += program.noise_scale**2 * eye
+    basis = np.eye(4 * dim * dim).reshape(-1, 2 * dim, 2 * dim)
+    T = np.array([push(P).ravel() for P in basis]).T
+    return np.linalg.solve(np.eye(len(T)) - T, source.ravel()).reshape(2 * dim, 2 * dim)[:dim, :dim]
+
+
+@pytest.mark.parametrize(
+    ("noise", "momentum", "replacement"), [(0.0, 0.0, True), (0.1, 0.0, False), (0.1, 0.6, True)]
+)
+def test_the_stationary_covariance_is_the_predicted_one(noise, momentum, replacement):
+    options = {"noise_scale": noise, "momentum": momentum, "replacement": replacement, "batch_size": 4}
+    program = build(count=15, dim=2, scale=0.5, prior=True, **options)
+    # The prior's gradient cancels the mean score, so that φ = 0 is the minimiser.
+    score = np.mean(slope(program.loss, program.base, program.y)[:, None] * program.rows, axis=0)
+    program = replace(program, prior_gradient=-score)
+    draws, _ = run(program, 2_000_000, initial_state(np.zeros(2), SEED), thin=4)
+    groups = draws.reshape(50, -1, 2)
+    products = np.einsum("gti,gtj->gij", groups, groups) / groups.shape[1]
+    error = products.std(axis=0, ddof=1) / np.sqrt(50)
+    assert np.all(np.abs(products.mean(axis=0) - stationary(program)) < 4.0 * error)
+    # A step matrix 30 % larger has another law, and the same test sees it.
+    larger = replace(program, rows=np.sqrt(1.3) * program.rows, prior_curvature=1.3 * program.prior_curvature)
+    assert np.any(np.abs(products.mean(axis=0) - stationary(larger)) > 8.0 * error)
+    mean_error = groups.mean(axis=1).std(axis=0, ddof=1) / np.sqrt(50)
+    assert np.all(np.abs(draws.mean(axis=0)) < 4.0 * mean_error)
+
+
+def doubled(value):
+    return 2.0 * value
+
+
+def scaled_loss(factor):
+    """A user's loss: a closure over a constant, calling a plain Python function."""
+
+    def d1(eta, y, p):
+        return factor * doubled(eta - y) + p[1]
+
+    return ScalarLoss("custom", d1, d1, d1, d1, p=(0.0, 0.25))
+
+
+def test_any_loss_runs_and_losses_of_one_name_are_not_confused():
+    for factor in (0.5, 1.5):
+        program = build(loss=scaled_loss(factor), batch_size=60, replacement=False)
+        phi = start_of(program).position
+        residual = 2.0 * factor * (program.base + program.rows @ phi - program.y) + 0.25
+        draws, _ = run(program, 1)
+        np.testing.assert_allclose(draws[0], phi - residual @ program.rows / 60, atol=1e-14)
+    names = {_kernel("custom", scaled_loss(factor).d1).py_func.__name__ for factor in (0.5, 1.5, 0.5)}
+    assert len(names) == 2
+
+
+def test_another_process_finds_the_compiled_loop_on_disk():
+    """Its name must be the same under another hash seed, or every process would compile anew."""
+    run(build("poisson"), 1)
+    code = (
+        "from equipoise.engines.linear import _kernel\nfrom equipoise.models.family import FAMILIES\n"
+        "kernel = _kernel('poisson', FAMILIES['poisson'].loss.d1)\n"
+        "print(kernel.py_func.__name__, sum(kernel.stats.cache_hits.values()))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "17"}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    name = _kernel("poisson", FAMILIES["poisson"].loss.d1).py_func.__name__
+    assert result.stdout.split() == [name, "1"]
+
+
+def test_without_a_place_for_the_cache_the_loop_is_compiled_in_memory(monkeypatch):
+    monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
+    loss = ScalarLoss("uncached", *4 * (lambda eta, y, p: 3.0 * (eta - y),))
+    draws, _ = run(build(loss=loss), 5)
+    assert np.isfinite(draws).all()
+
+
+def test_a_state_starts_from_copies_and_the_seeds_words():
+    position = np.zeros(3)
+    state = initial_state(position, SEED)
+    np.testing.assert_array_equal(state.rng, SEED.generate_state(4, np.uint64))
+    run(build(noise_scale=0.1), 5, state)
+    np.testing.assert_array_equal(position, 0.0)
+    assert (state.step, state.rng.dtype) == (5, np.uint64)
