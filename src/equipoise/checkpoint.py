@@ -71,9 +71,7 @@ class Checkpoint:
                 "delete it or name another file."
             )
         for c, state in enumerate(states):
-            state.position[:], state.velocity[:], state.rng[:] = (
-                stored[k][c] for k in ("position", "velocity", "rng")
-            )
+            state.position[:], state.velocity[:], state.rng[:] = (stored[k][c] for k in ("position", "velocity", "rng"))
             state.step, state.hits, written[c] = (int(stored[k][c]) for k in ("step", "hits", "written"))
             count = written[c] if written[c] >= 0 else -1 - written[c]
             positions[c, :count] = stored["draws"][c, :count]

@@ -162,7 +162,7 @@ def diagnose(chains: Chains, tuning: Tuning) -> Diagnosis:
 
 def _covariance_check(cov: Array, chains: Chains, tuning: Tuning, independent: bool) -> Check:
     law = tuning.predicted
-    count, length, dim = chains.draws.shape
+    count, length, _ = chains.draws.shape
     size = np.linalg.norm(law.cov)
     # independent normal draws: E‖Σ̂−Σ‖² = (‖Σ‖² + tr(Σ)²)/T
     floor = (
@@ -175,8 +175,8 @@ def _covariance_check(cov: Array, chains: Chains, tuning: Tuning, independent: b
     words = (
         f"covariance is {error:.1%} from the prediction, as Monte Carlo error alone would make it ({floor:.1%})"
         if ok
-        else f"covariance is {error:.1%} from the prediction, beyond Monte Carlo error ({floor:.1%}): the loss is not quadratic "
-        "at this scale; use more data, a smaller batch, or sampler='gaussian'"
+        else f"covariance is {error:.1%} from the prediction, beyond Monte Carlo error ({floor:.1%}): the loss is not "
+        "quadratic at this scale; use more data, a smaller batch, or sampler='gaussian'"
     )
     return Check("covariance", 0.0, error, floor, ok, words)
 

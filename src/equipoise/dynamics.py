@@ -40,14 +40,8 @@ class Dynamics:
     replacement: bool = True
 
     def __post_init__(self) -> None:
-        if (
-            isinstance(self.batch_size, bool)
-            or int(self.batch_size) != self.batch_size
-            or self.batch_size < 1
-        ):
-            raise InvalidInput(
-                "batch_size", "a whole number, at least 1", self.batch_size, "pass an int such as 100"
-            )
+        if isinstance(self.batch_size, bool) or int(self.batch_size) != self.batch_size or self.batch_size < 1:
+            raise InvalidInput("batch_size", "a whole number, at least 1", self.batch_size, "pass an int such as 100")
         if not 0.0 <= self.momentum < 1.0:
             raise InvalidInput(
                 "momentum", "at least 0 and below 1", self.momentum, "use 0 for none, 0.9 for a common choice"

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
-    "CheckpointMismatch",
     "ChainDiverged",
+    "CheckpointMismatch",
     "EquipoiseError",
     "FitFailed",
     "InfeasibleTarget",

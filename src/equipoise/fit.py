@@ -51,9 +51,7 @@ class Fit:
     condition: float
 
 
-def fit(
-    model: Model, data: Any, *, tuning_rows: int | None = None, seed: int = 0, max_iterations: int = 100
-) -> Fit:
+def fit(model: Model, data: Any, *, tuning_rows: int | None = None, seed: int = 0, max_iterations: int = 100) -> Fit:
     """Minimise the loss.
 
     Parameters
@@ -105,7 +103,7 @@ def minimise(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
         value, gradient, H = problem.derivatives(theta)
         for iteration in range(max_iterations + 1):
             direction, condition = _newton_direction(problem, gradient, H)
-            norm = float(np.sqrt(max(0.0, -(gradient @ direction)) * problem.n))
+            norm = float(np.sqrt(max(0.0, -float(gradient @ direction)) * problem.n))
             if iteration >= 10 or norm <= _POLISHED:
                 _require_bounded(problem, theta, direction)
             if norm <= _POLISHED or iteration == max_iterations:
@@ -139,9 +137,7 @@ def _newton_direction(problem: Problem, gradient: Array, H: Array) -> tuple[Arra
         )
     values, vectors = np.linalg.eigh(unit)
     if values[0] <= _COLLINEAR:
-        null = (
-            np.abs(vectors[:, 0]) / scale * scale.max() if np.any(diagonal <= 0.0) else np.abs(vectors[:, 0])
-        )
+        null = np.abs(vectors[:, 0]) / scale * scale.max() if np.any(diagonal <= 0.0) else np.abs(vectors[:, 0])
         columns = tuple(name for name, v in zip(problem.names, null, strict=True) if v > 0.1 * null.max())
         raise FitFailed(
             f"the Hessian is singular: columns {', '.join(columns)} are collinear (or constant zero). To fix: drop one of "

@@ -200,9 +200,7 @@ class Moments:
         n = rows if n is None else n
         J = symmetric(J_n.mean(axis=0))
         prior = (
-            np.zeros((dim, dim))
-            if prior_hessian is None
-            else symmetric(np.asarray(prior_hessian, dtype=np.float64))
+            np.zeros((dim, dim)) if prior_hessian is None else symmetric(np.asarray(prior_hessian, dtype=np.float64))
         )
         V = np.atleast_2d(np.cov(g, rowvar=False, bias=True))
         return cls(
@@ -236,9 +234,7 @@ def _checked_arrays(scores: ArrayLike, hessians: ArrayLike) -> tuple[Array, Arra
     return g, J_n
 
 
-def moments(
-    model: Model, data: Any, params: Any, *, tuning_rows: int | None = None, seed: int = 0
-) -> Moments:
+def moments(model: Model, data: Any, params: Any, *, tuning_rows: int | None = None, seed: int = 0) -> Moments:
     """Moments of `model` on `data` at `params`.
 
     Parameters

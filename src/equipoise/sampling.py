@@ -237,9 +237,7 @@ class _Run:
             burning = self.burn_in - state.step
             steps = min(size, burning if burning > 0 else self.steps - state.step)
             done = self.written[chain]
-            count = self.engine.advance(
-                state, steps, 0 if burning > 0 else self.thin, self.positions[chain, done:]
-            )
+            count = self.engine.advance(state, steps, 0 if burning > 0 else self.thin, self.positions[chain, done:])
             self.written[chain] = done + count if count >= 0 else -1 - (done - count - 1)
             size -= steps
 

@@ -6,7 +6,7 @@ import json
 import zipfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from equipoise.moments import Moments
 from equipoise.sampling import Chains
 from equipoise.theory.stationary import Stationary
 from equipoise.tuning import Tuning
-
-if TYPE_CHECKING:
-    from numpy.lib.npyio import NpzFile
 
 __all__ = ["load", "save"]
 
@@ -42,10 +39,7 @@ def save(calibration: Calibration, path: Path) -> Path:
         "moments": {"n": plan.moments.n, "noise_ratio": plan.moments.noise_ratio},
         "dynamics": asdict(tuning.dynamics),
         "tuning": {k: getattr(tuning, k) for k in ("residual", "proxy", "structure", "distance")},
-        "plan": {
-            k: getattr(plan, k)
-            for k in ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds")
-        },
+        "plan": {k: getattr(plan, k) for k in ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds")},
         "chains": {k: getattr(chains, k) for k in ("names", "thin", "burn_in", "seed", "statistics")},
         "response": calibration.response,
         "design": _design_header(calibration.design),
@@ -80,12 +74,10 @@ def load(path: str | Path) -> Calibration:
             header = json.loads(str(stored["header"]))
             return _restored(header, stored)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise InvalidInput(
-            "path", "a file written by save()", f"{file.name}: {error}", "check the path"
-        ) from error
+        raise InvalidInput("path", "a file written by save()", f"{file.name}: {error}", "check the path") from error
 
 
-def _restored(header: dict[str, Any], stored: NpzFile) -> Calibration:
+def _restored(header: dict[str, Any], stored: Any) -> Calibration:
     dynamics = Dynamics(**header["dynamics"])
     names = tuple(header["chains"]["names"])
     moments = Moments(
@@ -117,9 +109,7 @@ def _restored(header: dict[str, Any], stored: NpzFile) -> Calibration:
     family = FAMILIES[header["model"]["family"]]
     model = GLM(family, header["model"]["constant"], stored["prior_precision"], stored["prior_mean"])
     design = header["design"]
-    return Calibration(
-        model, plan, chains, header["response"], None if design is None else Design(spec=None, **design)
-    )
+    return Calibration(model, plan, chains, header["response"], None if design is None else Design(spec=None, **design))
 
 
 def _design_header(design: Design | None) -> dict[str, Any] | None:

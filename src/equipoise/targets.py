@@ -49,9 +49,7 @@ def target_matrix(target: str | ArrayLike, moments: Moments) -> Array:
     """
     if isinstance(target, str):
         if target not in TARGETS:
-            raise InvalidInput(
-                "target", f"one of {', '.join(TARGETS)} or a matrix", repr(target), "choose one of them"
-            )
+            raise InvalidInput("target", f"one of {', '.join(TARGETS)} or a matrix", repr(target), "choose one of them")
         matrix = TARGETS[target](moments)
     else:
         matrix = np.asarray(target, dtype=np.float64)
@@ -64,9 +62,7 @@ def target_matrix(target: str | ArrayLike, moments: Moments) -> Array:
         )
     scale = np.abs(matrix).max()
     if not np.isfinite(scale) or np.abs(matrix - matrix.T).max() > 1e-8 * scale:
-        raise InfeasibleTarget(
-            "target: must be a finite symmetric matrix. To fix: pass (target + target.T) / 2."
-        )
+        raise InfeasibleTarget("target: must be a finite symmetric matrix. To fix: pass (target + target.T) / 2.")
     root = np.sqrt(np.abs(np.diag(matrix)))
     smallest = np.linalg.eigvalsh(matrix / np.outer(root, root))[0] if np.all(np.diag(matrix) > 0) else -1.0
     if smallest <= 1e-14:

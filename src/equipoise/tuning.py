@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -121,7 +120,7 @@ def tune(
     _require_feasible(equation, moments)
     Y, residual = solve_step(equation)
     if Y is None:
-        _raise_unsolved(residual, equation, dynamics)
+        raise _unsolved(residual, equation, dynamics)
     step = symmetric(equation.step(Y))
     predicted = law(moments, matrix, step, dynamics, proxy)
     if not predicted.modes.mean_is_stable:
@@ -163,14 +162,14 @@ def _require_feasible(equation: StepEquation, moments: Moments) -> None:
     )
 
 
-def _raise_unsolved(residual: float, equation: StepEquation, dynamics: Dynamics) -> Any:
+def _unsolved(residual: float, equation: StepEquation, dynamics: Dynamics) -> InfeasibleTarget:
     if not np.isfinite(residual):
-        raise InfeasibleTarget(
+        return InfeasibleTarget(
             "target: the gradient noise leaves some directions without any noise, so no positive definite step matrix "
             "samples it (smallest noise eigenvalue "
             f"{np.linalg.eigvalsh(equation.noise)[0]:.2g}). To fix: use a smaller batch, or a finite inverse_temperature."
         )
-    raise InfeasibleTarget(
+    return InfeasibleTarget(
         f"target: no step matrix was found for momentum {dynamics.momentum:g}; the iteration stopped at a relative "
         f"residual of {residual:.1e}. To fix: use a smaller momentum or a larger inverse_temperature."
     )

@@ -100,9 +100,7 @@ def reference(program, steps, state):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_full_batches_follow_gradient_descent(family, weighted, momentum, prior):
-    program = build(
-        family, weighted=weighted, prior=prior, momentum=momentum, batch_size=60, replacement=False
-    )
+    program = build(family, weighted=weighted, prior=prior, momentum=momentum, batch_size=60, replacement=False)
     start = start_of(program)
     # A full batch in any order is the full gradient: no random number is involved here.
     weights = program.weights if weighted else np.ones(60)
@@ -268,9 +266,7 @@ def test_the_proxy_of_a_curved_loss_is_its_taylor_chain_and_leaves_the_chain_alo
     # The Taylor loss is a weighted squared loss around −ℓ'/ℓ'': the engine can run that as a chain.
     squared = ScalarLoss("squared", *4 * (lambda eta, y, p: eta - y,))
     centre = (program.y - curvature) / curvature
-    taylor = replace(
-        program, loss=squared, base=np.zeros(60), y=centre, weights=curvature, guard_radius2=np.inf
-    )
+    taylor = replace(program, loss=squared, base=np.zeros(60), y=centre, weights=curvature, guard_radius2=np.inf)
     np.testing.assert_allclose(out[:, 1], run(taylor, 300)[0], rtol=0.0, atol=1e-12)
     np.testing.assert_array_equal(proxy[0], out[-1, 1])
     assert 1e-3 < np.abs(out[:, 0] - out[:, 1]).max() < 2.0
@@ -284,9 +280,7 @@ def test_a_coupled_run_is_split_without_a_trace():
     proxy = np.array([state.position, state.velocity])
     out = np.zeros((50, 2, 3))
     for first, last in [(0, 7), (7, 50)]:
-        advance_coupled(
-            program, state, proxy, curvature - program.y, curvature, last - first, 1, out[first:last]
-        )
+        advance_coupled(program, state, proxy, curvature - program.y, curvature, last - first, 1, out[first:last])
     np.testing.assert_array_equal(out, whole)
     np.testing.assert_array_equal(proxy, final)
     np.testing.assert_array_equal(state.rng, end.rng)
@@ -330,9 +324,7 @@ def stationary(program):
     return np.linalg.solve(np.eye(len(T)) - T, source.ravel()).reshape(2 * dim, 2 * dim)[:dim, :dim]
 
 
-@pytest.mark.parametrize(
-    ("noise", "momentum", "replacement"), [(0.0, 0.0, True), (0.1, 0.0, False), (0.1, 0.6, True)]
-)
+@pytest.mark.parametrize(("noise", "momentum", "replacement"), [(0.0, 0.0, True), (0.1, 0.0, False), (0.1, 0.6, True)])
 def test_the_stationary_covariance_is_the_predicted_one(noise, momentum, replacement):
     options = {"noise_scale": noise, "momentum": momentum, "replacement": replacement, "batch_size": 4}
     program = build(count=15, dim=2, scale=0.5, prior=True, **options)
@@ -384,9 +376,7 @@ def test_another_process_finds_the_compiled_loop_on_disk():
         "print(kernel.py_func.__name__, sum(kernel.stats.cache_hits.values()))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "17"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     name = _kernel("poisson", FAMILIES["poisson"].loss.d1).py_func.__name__
     assert result.stdout.split() == [name, "1"]
 

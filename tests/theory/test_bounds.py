@@ -451,9 +451,7 @@ def test_gelbrich_formulas():
 def test_gelbrich_is_a_distance():
     rng = np.random.default_rng(1)
     for _ in range(20):
-        points = [
-            (rng.normal(size=3), a @ a.T) for a in rng.normal(size=(3, 3, 2))
-        ]  # singular covariances too
+        points = [(rng.normal(size=3), a @ a.T) for a in rng.normal(size=(3, 3, 2))]  # singular covariances too
         ab, bc, ac = (gelbrich(*points[i], *points[j]) for i, j in ((0, 1), (1, 2), (0, 2)))
         assert ac <= ab + bc + 1e-12
         assert ab == pytest.approx(gelbrich(*points[1], *points[0]), rel=1e-7)

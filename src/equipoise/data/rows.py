@@ -121,9 +121,7 @@ def rows(
     n, dim = design.shape
     labels = tuple(names) if names is not None else tuple(f"x{j}" for j in range(dim))
     if len(labels) != dim or len(set(labels)) != dim:
-        raise InvalidInput(
-            "names", f"{dim} distinct names, one per column", list(labels), "give one name per column"
-        )
+        raise InvalidInput("names", f"{dim} distinct names, one per column", list(labels), "give one name per column")
     checked_weights = None if weights is None else _vector("weights", weights, n)
     if checked_weights is not None and not np.all(checked_weights > 0):
         raise InvalidInput(

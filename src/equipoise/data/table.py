@@ -100,12 +100,8 @@ def read_table(path: str | Path) -> pd.DataFrame:
         if suffix in {".csv", ".tsv", ".txt"}:
             return pd.read_csv(file, sep=_separator(file))
     except (ValueError, OSError, pd.errors.ParserError) as error:
-        raise InvalidInput(
-            "data", "a readable table", f"{file.name}: {error}", "check the file's format"
-        ) from error
-    raise InvalidInput(
-        "data", "a file ending in .csv, .tsv, .txt, .parquet or .pq", file.name, "convert the file"
-    )
+        raise InvalidInput("data", "a readable table", f"{file.name}: {error}", "check the file's format") from error
+    raise InvalidInput("data", "a file ending in .csv, .tsv, .txt, .parquet or .pq", file.name, "convert the file")
 
 
 def _separator(file: Path) -> str:
@@ -155,9 +151,7 @@ def table(
         raise InvalidInput("missing", "'raise' or 'drop'", repr(missing), "choose one of the two")
     frame = read_table(data) if isinstance(data, (str, Path)) else data
     if not hasattr(frame, "columns"):
-        raise InvalidInput(
-            "data", "a DataFrame or a file path", type(data).__name__, "pass formula= only with a table"
-        )
+        raise InvalidInput("data", "a DataFrame or a file path", type(data).__name__, "pass formula= only with a table")
     parsed = _formula(formula)
     extra = [name for name in (weights, offset) if name is not None]
     names = sorted(str(v) for v in parsed.required_variables)
@@ -205,9 +199,7 @@ def _formula(text: str) -> Any:
     try:
         parsed = Formula(text)
     except (FormulaicError, SyntaxError, ValueError) as error:
-        raise InvalidInput(
-            "formula", "a valid formula such as 'y ~ x + C(group)'", repr(text), str(error)
-        ) from error
+        raise InvalidInput("formula", "a valid formula such as 'y ~ x + C(group)'", repr(text), str(error)) from error
     if not hasattr(parsed, "lhs"):
         raise InvalidInput(
             "formula", "one with a response, such as 'y ~ x'", repr(text), "write the response before a ~"

@@ -147,9 +147,7 @@ def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, ou
     scratch = np.empty(size, np.uint64), order, np.empty(size, np.uint64), np.empty(_BLOCK)
     kernel = _kernel(program.loss.name, program.loss.d1)
     clock = state.step, steps, thin
-    state.step, hits, stored, finite = kernel(
-        program.model, guard, rates, phi, m, state.rng, scratch, clock, out
-    )
+    state.step, hits, stored, finite = kernel(program.model, guard, rates, phi, m, state.rng, scratch, clock, out)
     state.position[:], state.velocity[:] = phi[:dim], m[:dim]
     state.hits += hits
     return int(stored) if finite else -1 - int(stored)

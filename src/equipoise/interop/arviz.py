@@ -31,9 +31,7 @@ def to_arviz(calibration: Calibration) -> Any:
             "arviz", "installed for to_arviz()", "no such package", "run: pip install 'equipoise[arviz]'"
         ) from error
     posterior = {name: calibration.draws[:, :, j] for j, name in enumerate(calibration.names)}
-    data = (
-        arviz.from_dict({"posterior": posterior}) if _is_one(arviz) else arviz.from_dict(posterior=posterior)
-    )
+    data = arviz.from_dict({"posterior": posterior}) if _is_one(arviz) else arviz.from_dict(posterior=posterior)
     attributes = {
         "inference_library": "equipoise",
         "target": calibration.plan.target_name,

@@ -140,17 +140,13 @@ def glm(
         precision.shape[0] != precision.shape[1]
         or np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max()
     ):
-        raise InvalidInput(
-            "prior_precision", "a symmetric matrix", f"shape {precision.shape}", "pass (P + P.T) / 2"
-        )
+        raise InvalidInput("prior_precision", "a symmetric matrix", f"shape {precision.shape}", "pass (P + P.T) / 2")
     lowest = np.linalg.eigvalsh(precision)[0] if precision.ndim == 2 else precision.min()
     if lowest < -1e-10 * max(1.0, np.abs(precision).max()):
         raise InvalidInput(
             "prior_precision", "positive semi-definite", f"smallest value {lowest:g}", "use zero for no prior"
         )
-    return GLM(
-        chosen, None if constant is None else float(constant), precision, _finite("prior_mean", prior_mean)
-    )
+    return GLM(chosen, None if constant is None else float(constant), precision, _finite("prior_mean", prior_mean))
 
 
 def _finite(name: str, value: ArrayLike) -> Array:
@@ -226,9 +222,7 @@ class LinearProblem:
             total = float(np.sum(residual2 if self.rows.weights is None else self.rows.weights * residual2))
             constant = float(np.sqrt(total / max(1, self.rows.n - self.rows.dim)))
             if constant == 0.0:
-                raise InvalidInput(
-                    "y", "not fitted exactly by the columns", "zero residuals", "pass scale= explicitly"
-                )
+                raise InvalidInput("y", "not fitted exactly by the columns", "zero residuals", "pass scale= explicitly")
         return replace(loss, p=(constant,))
 
     def settled(self, theta: Array) -> LinearProblem:
@@ -247,7 +241,7 @@ class LinearProblem:
         w = np.ones(rows.n) if rows.weights is None else rows.weights
         gram = (rows.x * w[:, None]).T @ rows.x + self.precision + 1e-8 * np.diag(np.sum(rows.x**2, axis=0))
         right = (rows.x * w[:, None]).T @ eta + self.precision @ self.mean
-        warm = np.linalg.lstsq(gram, right, rcond=None)[0]
+        warm = np.linalg.lstsq(gram, right, rcond=None)[0].astype(np.float64)
         return [warm, np.zeros(rows.dim)]
 
     def value(self, theta: Array) -> float:
@@ -317,8 +311,8 @@ class LinearProblem:
                 "global",
             )
         eta = self.predictor(theta)
-        plug_in = (self._weighted(np.abs(d(eta, y, p))) for d in (loss.d2, loss.d3))
-        return *plug_in, "plug-in at the minimiser"
+        second, third = (self._weighted(np.abs(d(eta, y, p))) for d in (loss.d2, loss.d3))
+        return second, third, "plug-in at the minimiser"
 
     def _prior(self, theta: Array) -> float:
         e = theta - self.mean

@@ -74,9 +74,7 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
     )
     dynamics = tuning.dynamics
     sampler = (
-        "N(estimate, target)"
-        if calibration.chains.thin == 0
-        else f"SG{'' if dynamics.temperature == 0 else 'L'}D"
+        "N(estimate, target)" if calibration.chains.thin == 0 else f"SG{'' if dynamics.temperature == 0 else 'L'}D"
     )
     header = (
         ("Response", calibration.response),

@@ -152,9 +152,7 @@ def fourth_moment_bound(
     return _bound("fourth moment of the proxy", c, terms, used, *assumptions, power=1)
 
 
-def stationary_bound(
-    constants: BoundConstants, step: ArrayLike, batch_size: int, inverse_temperature: float
-) -> Bound:
+def stationary_bound(constants: BoundConstants, step: ArrayLike, batch_size: int, inverse_temperature: float) -> Bound:
     """Distance of the stationary laws, `W₂(π_θ, π_ψ)`.
 
     `(A₀ λ²/B² + 2A₁ λ/(Bβ) + A₂/β²)^{1/2}` for `λ < min{Bμ̂/(200L²), 1/(4L)}`, with
@@ -337,9 +335,7 @@ def _accumulate(
     if t is not None and t < 1:
         raise InvalidInput("t", "at least 1", t, "count the steps from 1")
     if path.ndim and path.shape != (t,):
-        raise InvalidInput(
-            "fourth_moments", f"one number, or one for each s < {t}", path.shape, "supply them so"
-        )
+        raise InvalidInput("fourth_moments", f"one number, or one for each s < {t}", path.shape, "supply them so")
     finite = Assumption("finite fourth moments", bool(np.isfinite(path).all()), f"largest {path.max():.6g}")
     if not finite.holds:
         return {}, finite

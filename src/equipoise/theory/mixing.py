@@ -27,9 +27,7 @@ def _joint(modes: Modes, S: Array) -> Array:
     k, d = modes.momentum, modes.rates
     if k == 0.0 or not modes.discrete:
         return np.stack([S, np.zeros_like(S)])
-    cross = np.subtract.outer(k * d, d) * S / (1.0 - k * k) + np.eye(d.size) * 2.0 * modes.temperature / (
-        1.0 + k
-    )
+    cross = np.subtract.outer(k * d, d) * S / (1.0 - k * k) + np.eye(d.size) * 2.0 * modes.temperature / (1.0 + k)
     return np.stack([S, cross])
 
 

@@ -48,9 +48,7 @@ def step_matrix(step: ArrayLike, dim: int) -> Array:
         a = np.diag(a)
     scale = np.abs(a).max()
     if not np.isfinite(scale) or np.abs(a - a.T).max() > 1e-8 * scale or np.linalg.eigvalsh(a)[0] <= 0.0:
-        raise InvalidInput(
-            "step", "symmetric positive definite", f"{step!r:.80}", "use eq.tune, or a positive scalar"
-        )
+        raise InvalidInput("step", "symmetric positive definite", f"{step!r:.80}", "use eq.tune, or a positive scalar")
     return 0.5 * (a + a.T)
 
 

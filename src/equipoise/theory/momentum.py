@@ -133,7 +133,7 @@ def _newton(equation: StepEquation, Y: Array, error: float, tolerance: float) ->
     for _ in range(60):
         if error <= tolerance:
             break
-        Z = np.linalg.inv(Y)
+        Z: Array = np.linalg.inv(Y).astype(np.float64)
         ZsY = Z @ (s[:, None] * Y)
 
         def apply(v: Array, Z: Array = Z, ZsY: Array = ZsY) -> Array:

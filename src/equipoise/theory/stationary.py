@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import cho_factor, cho_solve, eigh
+from scipy.linalg import cho_factor, cho_solve, eigh, solve
 
 from equipoise.errors import EquipoiseError, InvalidInput, UnstableStep
 from equipoise.theory import mixing
@@ -91,9 +91,7 @@ class Stationary:
         k, T = self.dynamics.momentum, self.dynamics.temperature
         source = self.gradient_noise
         if T > 0.0:
-            source = source + 2.0 * T * (1.0 - k) ** 2 * cho_solve(
-                cho_factor(self.step), np.eye(len(self.step))
-            )
+            source = source + 2.0 * T * (1.0 - k) ** 2 * cho_solve(cho_factor(self.step), np.eye(len(self.step)))
         return _between(self.hessian, source)
 
     def iact(self, direction: ArrayLike | None = None) -> float:
@@ -164,9 +162,7 @@ class Stationary:
         """
         if self.dynamics.momentum == 0.0 and self.modes.discrete:
             source = (
-                self.modes.force(self.gradient_noise)
-                if self.noise is None
-                else self.modes.force(self.noise.constant)
+                self.modes.force(self.gradient_noise) if self.noise is None else self.modes.force(self.noise.constant)
             )
             gain = float(eigh(source + np.diag(self.modes.injected), self._spread, eigvals_only=True)[0])
             if gain > 1e-8:
@@ -214,7 +210,7 @@ def law(moments: Moments, cov: Array, step: Array, dynamics: Dynamics, proxy: st
     """The law whose covariance is already known: no equation is solved."""
     noise = proxy_noise(moments, dynamics, proxy)
     cov = 0.5 * (cov + cov.T)
-    bias = -0.5 * np.linalg.solve(moments.hessian, moments.third_derivative(cov))
+    bias = -0.5 * solve(moments.hessian, moments.third_derivative(cov), assume_a="sym")
     return Stationary(cov, step, moments.hessian, noise.at(cov), bias, dynamics, proxy, noise)
 
 
