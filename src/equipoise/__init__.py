@@ -1,6 +1,7 @@
 """Equipoise: calibrated stochastic-gradient MCMC."""
 
 from equipoise import data
+from equipoise.accuracy import coupled_distance, wasserstein_bound
 from equipoise.calibration import Calibration, Plan, calibrate, plan
 from equipoise.diagnostics import Diagnosis, diagnose
 from equipoise.dynamics import Dynamics
@@ -16,6 +17,7 @@ from equipoise.errors import (
 from equipoise.fit import Fit, fit
 from equipoise.models.glm import glm
 from equipoise.moments import Moments, moments
+from equipoise.risk import expected_test_loss, optimal_batch_size, optimal_weight_decay
 from equipoise.sampling import Chains, sample
 from equipoise.storage import load
 from equipoise.targets import bayesbag, posterior, sandwich
@@ -41,18 +43,23 @@ __all__ = [
     "UnstableStep",
     "bayesbag",
     "calibrate",
+    "coupled_distance",
     "data",
     "diagnose",
+    "expected_test_loss",
     "fit",
     "glm",
     "load",
     "max_stable_step",
     "moments",
+    "optimal_batch_size",
+    "optimal_weight_decay",
     "plan",
     "posterior",
     "sample",
     "sandwich",
     "stationary",
     "tune",
+    "wasserstein_bound",
 ]
 __version__ = "0.1.0"

@@ -41,6 +41,8 @@ class Fit:
         L(θ̂), constants free of θ left out.
     condition
         Condition number of H scaled to unit diagonal.
+    constant
+        The family's constant (gaussian scale, gamma shape, dispersion) in use: estimated when it was left out.
     """
 
     params: Any
@@ -49,6 +51,7 @@ class Fit:
     iterations: int
     loss: float
     condition: float
+    constant: float | None = None
 
 
 def fit(model: Model, data: Any, *, tuning_rows: int | None = None, seed: int = 0, max_iterations: int = 100) -> Fit:
@@ -93,7 +96,8 @@ def fit(model: Model, data: Any, *, tuning_rows: int | None = None, seed: int = 
             if np.allclose(theta, previous, rtol=1e-13, atol=0.0) or problem.settled(theta) is problem:
                 break
             result = minimise(problem.settled(theta), theta, max_iterations)
-    return replace(result, params=problem.unflatten(result.params))
+    constant = problem.constant_at(result.params)
+    return replace(result, params=problem.unflatten(result.params), constant=constant)
 
 
 def minimise(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:

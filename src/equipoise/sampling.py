@@ -22,7 +22,7 @@ from equipoise.tuning import Tuning
 if TYPE_CHECKING:
     from equipoise.models.protocol import Model, Problem
 
-__all__ = ["Chains", "resolve_burn_in", "resolve_thin", "sample"]
+__all__ = ["Chains", "guard_radius2", "resolve_burn_in", "resolve_thin", "sample"]
 
 Array = NDArray[np.float64]
 
@@ -146,7 +146,7 @@ def sample(
     _require_match(problem, tuning)
     every = resolve_thin(thin, tuning)
     discard = resolve_burn_in(burn_in, tuning)
-    radius2 = _guard_radius2(problem, tuning, guard)
+    radius2 = guard_radius2(problem, tuning, guard)
     engine = _engine(problem, tuning, radius2)
     run = _Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
     keeper = None
@@ -185,6 +185,19 @@ def resolve_burn_in(burn_in: int | str, tuning: Tuning) -> int:
     if isinstance(burn_in, (str, bool)) or int(burn_in) != burn_in or burn_in < 0:
         raise InvalidInput("burn_in", "'auto' or a whole number, at least 0", repr(burn_in), "use 'auto'")
     return int(burn_in)
+
+
+def guard_radius2(problem: Any, tuning: Tuning, guard: float | str | None) -> float:
+    """R², the squared radius of the guard's ellipsoid in standard deviations; infinite when it is off."""
+    if guard is None:
+        return np.inf
+    if guard == "auto":
+        return float(chdtri(tuning.dim, _GUARD_TAIL)) if problem.guarded else np.inf
+    if isinstance(guard, str) or not guard > 0:
+        raise InvalidInput(
+            "guard", "'auto', None, or a positive radius in standard deviations", repr(guard), "use 'auto'"
+        )
+    return float(guard) ** 2
 
 
 @dataclass
@@ -253,18 +266,6 @@ def _starts(engine: Engine, tuning: Tuning, chains: int, seed: int) -> list[Any]
         theta = tuning.center + np.linalg.cholesky(tuning.predicted.cov) @ z
         states.append(engine.start(theta, stream))
     return states
-
-
-def _guard_radius2(problem: Any, tuning: Tuning, guard: float | str | None) -> float:
-    if guard is None:
-        return np.inf
-    if guard == "auto":
-        return float(chdtri(tuning.dim, _GUARD_TAIL)) if problem.guarded else np.inf
-    if isinstance(guard, str) or not guard > 0:
-        raise InvalidInput(
-            "guard", "'auto', None, or a positive radius in standard deviations", repr(guard), "use 'auto'"
-        )
-    return float(guard) ** 2
 
 
 def _engine(problem: Any, tuning: Tuning, radius2: float) -> Engine:

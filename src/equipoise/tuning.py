@@ -55,6 +55,18 @@ class Tuning:
     structure: str
     distance: float
 
+    @classmethod
+    def at(cls, moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str = "dq-exact") -> Tuning:
+        """A given step instead of a tuned one: its target is its own predicted covariance.
+
+        Raises
+        ------
+        UnstableStep
+            If the step has no stationary covariance.
+        """
+        predicted = stationary(moments, step, dynamics, proxy)
+        return cls(predicted.step, dynamics, predicted.cov, 0.0, predicted, moments.params, proxy, "given", 0.0)
+
     @property
     def dim(self) -> int:
         """Number of parameters."""

@@ -56,6 +56,10 @@ class GLM:
             )
         return LinearProblem(self, rows, rows.n, self._precision(rows.dim), self._mean(rows.dim))
 
+    def at_constant(self, constant: float | None) -> GLM:
+        """The model with its constant fixed, as found by a fit."""
+        return self if constant is None else replace(self, constant=constant)
+
     def mean_response(self, x: Array, offset: Array | None, params: Array) -> Array:
         """The mean response at rows `x` for each of many parameter vectors, (vectors, rows)."""
         eta = params @ x.T
@@ -231,6 +235,10 @@ class LinearProblem:
             return self
         return replace(self, model=replace(self.model, constant=self.loss_at(theta).p[0]))
 
+    def constant_at(self, theta: Array) -> float | None:
+        """The family's constant at `theta`; None for a family without one."""
+        return next(iter(self.loss_at(theta).p), None)
+
     def starts(self) -> list[Array]:
         """One weighted least-squares step from predictors matched to the response."""
         rows, family = self.rows, self.model.family
@@ -258,7 +266,7 @@ class LinearProblem:
         g2 = self._weighted(loss.d2(eta, rows.y, p))
         value = float(np.mean(self._weighted(loss.value(eta, rows.y, p)))) + self._prior(theta)
         gradient = g1 @ rows.x / rows.n + self.precision @ (theta - self.mean) / self.n
-        return value, gradient, self._gram(g2) + self.precision / self.n
+        return value, gradient, self.gram(g2) + self.precision / self.n
 
     def explain(self, theta: Array, direction: Array) -> str | None:
         """Name the columns along which the loss never rises: separated data."""
@@ -287,32 +295,47 @@ class LinearProblem:
         eta, p = self.predictor(theta), loss.constants
         g1, g2, g3 = (self._weighted(d(eta, rows.y, p)) for d in (loss.d1, loss.d2, loss.d3))
         mean_score = g1 @ rows.x / rows.n
-        J = self._gram(g2)
+        J = self.gram(g2)
         return Moments(
             n=self.n,
             params=theta,
             loss_hessian=J,
             hessian=J + self.precision / self.n,
-            score_cov=self._gram(g1**2) - np.outer(mean_score, mean_score),
+            score_cov=self.gram(g1**2) - np.outer(mean_score, mean_score),
             mean_score=mean_score,
             noise_ratio=float(np.sum(g1**2) / np.sum(g2)),
             curvature=LinearCurvature(rows.x, g2, g3),
             names=rows.names,
         )
 
-    def bounds(self, theta: Array) -> tuple[Array, Array, str]:
-        """sup d2 and sup |d3| of each row's loss, and their scope: the whole line, or a plug-in at θ."""
-        loss, family = self.loss_at(theta), self.model.family
-        y, p = self.rows.y, loss.constants
+    def curvature_range(self, theta: Array, radius: float | None) -> tuple[Array, Array, Array, str]:
+        """Smallest and largest second, and largest third derivative of each row's loss, and over which set.
+
+        On the ball of the given radius around θ a predictor moves by at most radius · ‖x_n‖; the derivatives of every
+        family are monotone or have one peak, so that the ends of that interval, with a global bound where the family
+        has one, are extreme. Without a radius: global where the family allows it, else at θ.
+        """
+        loss, family, y = self.loss_at(theta), self.model.family, self.rows.y
+        eta, p = self.predictor(theta), loss.constants
+        reach = (radius or 0.0) * np.linalg.norm(self.rows.x, axis=1)
+        with np.errstate(over="ignore"):
+            second = np.stack([loss.d2(eta + sign * reach, y, p) for sign in (-1.0, 1.0)])
+            third = np.stack([np.abs(loss.d3(eta + sign * reach, y, p)) for sign in (-1.0, 1.0)])
+        low, high, steep = second.min(axis=0), second.max(axis=0), third.max(axis=0)
+        where = "the minimiser (plug-in)" if radius is None else f"the ball of radius {radius:g} around the minimiser"
+        scope = f"L, M and μ at {where}"
         if family.second_bound is not None and family.third_bound is not None:
-            return (
-                self._weighted(family.second_bound(y, p)),
-                self._weighted(family.third_bound(y, p)),
-                "global",
-            )
-        eta = self.predictor(theta)
-        second, third = (self._weighted(np.abs(d(eta, y, p))) for d in (loss.d2, loss.d3))
-        return second, third, "plug-in at the minimiser"
+            high, steep = family.second_bound(y, p), family.third_bound(y, p)
+            scope = "global" if not steep.any() else f"L and M global, μ at {where}"
+        return self._weighted(low), self._weighted(high), self._weighted(steep), scope
+
+    def gram(self, weight: Array) -> Array:
+        """mean weight_n x_n x_nᵀ, blocked over rows."""
+        x = self.rows.x
+        total = np.zeros((x.shape[1], x.shape[1]))
+        for block in blocks(*x.shape):
+            total += (x[block] * weight[block][:, None]).T @ x[block]
+        return symmetric(total) / x.shape[0]
 
     def _prior(self, theta: Array) -> float:
         e = theta - self.mean
@@ -320,11 +343,3 @@ class LinearProblem:
 
     def _weighted(self, terms: Array) -> Array:
         return terms if self.rows.weights is None else terms * self.rows.weights
-
-    def _gram(self, weight: Array) -> Array:
-        """mean weight_n x_n x_nᵀ, blocked over rows."""
-        x = self.rows.x
-        total = np.zeros((x.shape[1], x.shape[1]))
-        for block in blocks(*x.shape):
-            total += (x[block] * weight[block][:, None]).T @ x[block]
-        return symmetric(total) / x.shape[0]

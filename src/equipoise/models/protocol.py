@@ -44,6 +44,10 @@ class Problem(Protocol):
         """The problem with any constant that is estimated from the data fixed at its value for θ; itself if none is."""
         ...
 
+    def constant_at(self, theta: Array) -> float | None:
+        """The constant in use at θ, if the loss has one."""
+        ...
+
     def value(self, theta: Array) -> float:
         """L(θ)."""
         ...
