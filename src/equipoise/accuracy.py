@@ -198,7 +198,8 @@ def coupled_distance(
         np.cov(proxy, rowvar=False, bias=True),
     )
     upper = float(np.sqrt(mean))
-    return CoupledDistance(lower, upper, error / (2.0 * upper) if upper > 0.0 else 0.0, steps)
+    # the bracket holds for the empirical laws themselves; only rounding can turn it round, when both are zero
+    return CoupledDistance(min(lower, upper), upper, error / (2.0 * upper) if upper > 0.0 else 0.0, steps)
 
 
 def _limit(constants: BoundConstants, step: Array, dynamics: Dynamics, t: int | None) -> float | None:

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from equipoise.data.rows import Rows, rows
 from equipoise.data.table import Design, table
 from equipoise.diagnostics import Diagnosis, diagnose
-from equipoise.dynamics import Dynamics
+from equipoise.dynamics import Dynamics, is_number, whole
 from equipoise.errors import InvalidInput
 from equipoise.fit import Fit, fit
 from equipoise.moments import Moments, moments
@@ -169,11 +169,14 @@ class Calibration:
 
         tail = 0.5 * (1.0 - _probability(interval))
         index = X_new.index if isinstance(X_new, pd.DataFrame) else None
-        if self.design is not None and isinstance(X_new, pd.DataFrame):
-            x, shift = self.design.encode(X_new)
-        else:
-            shift = None if offset is None else np.asarray(offset, dtype=np.float64)
-            x = rows(X_new, np.zeros(len(X_new)), offset=shift).x
+        if isinstance(X_new, pd.DataFrame) and self.design is not None:
+            if offset is not None:
+                raise InvalidInput("offset", "left out for a table", "an offset", "put it in the table's offset column")
+            X_new, offset = self.design.encode(X_new)
+        elif isinstance(X_new, pd.DataFrame) and set(self.names) <= set(X_new.columns):
+            X_new = X_new[list(self.names)]
+        checked = rows(X_new, np.zeros(np.shape(X_new)[:1]), offset=offset)
+        x, shift = checked.x, checked.offset
         if x.shape[1] != len(self.names):
             raise InvalidInput(
                 "X_new",
@@ -259,9 +262,9 @@ def plan(
     Plan
     """
     source = _source(data, formula, weights, offset, missing)
-    for name, number in (("ess", ess), ("chains", chains)):
-        if not number >= 1:
-            raise InvalidInput(name, "at least 1", number, "ask for a positive number")
+    chains = whole("chains", chains, 1, "pass a positive int")
+    if not (is_number(ess) and 1 <= ess < np.inf):
+        raise InvalidInput("ess", "a finite number, at least 1", repr(ess), "ask for a positive number")
     fitted = fit(model, source, tuning_rows=tuning_rows, seed=seed)
     found = moments(model, source, fitted.params, tuning_rows=tuning_rows, seed=seed)
     if batch_size == "auto":
@@ -274,7 +277,11 @@ def plan(
     tuning = tune(found, target_matrix(target, found), dynamics, proxy, structure)
     every = resolve_thin(thin, tuning)
     iact = max(1.0, tuning.predicted.iact())
-    stored = draws if draws is not None else max(2, int(np.ceil(ess * iact / chains / every)))
+    stored = (
+        max(2, int(np.ceil(ess * iact / chains / every)))
+        if draws is None
+        else whole("draws", draws, 1, "leave it out", "None or ")
+    )
     return Plan(
         fit=fitted,
         moments=found,
@@ -340,7 +347,9 @@ def calibrate(
     source = _source(data, formula, weights, offset, missing)
     budget = plan(model, source, target, ess, chains, seed, **options)
     if sampler == "gaussian":
-        budget, drawn = _gaussian(budget, seed, ess)
+        given = options.get("draws")
+        length = max(2, int(np.ceil(ess / budget.chains))) if given is None else budget.draws
+        budget, drawn = _gaussian(budget, whole("seed", seed, 0, "pass an int"), length)
     else:
         drawn = sample(
             model, source, budget.tuning, draws=budget.draws, chains=chains, seed=seed, thin=budget.thin,
@@ -370,9 +379,8 @@ def _predicted_seconds(chains: int, steps: int, batch: int, dim: int) -> float:
     return chains * steps * (3e-7 + batch * (5e-9 + 3e-10 * dim))
 
 
-def _gaussian(budget: Plan, seed: int, ess: float) -> tuple[Plan, Chains]:
+def _gaussian(budget: Plan, seed: int, length: int) -> tuple[Plan, Chains]:
     """Independent draws from N(θ̂, target)."""
-    length = max(2, int(np.ceil(ess / budget.chains)))
     center, root = budget.tuning.center, np.linalg.cholesky(budget.tuning.target)
     z = np.random.default_rng(seed).standard_normal((budget.chains, length, len(center)))
     statistics = {"steps": 0.0, "rows": 0.0, "seconds": 0.0, "guard_hits": 0.0, "guard_rate": 0.0}
@@ -382,6 +390,6 @@ def _gaussian(budget: Plan, seed: int, ess: float) -> tuple[Plan, Chains]:
 
 
 def _probability(interval: float) -> float:
-    if not 0.0 < interval < 1.0:
+    if not (is_number(interval) and 0.0 < interval < 1.0):
         raise InvalidInput("interval", "between 0 and 1", interval, "0.95 is a common choice")
     return interval

@@ -7,6 +7,7 @@ import json
 import os
 import time
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,10 +58,20 @@ class Checkpoint:
         if not self.path.exists():
             return
         try:
-            with np.load(self.path, allow_pickle=False) as saved:
+            # opened here because np.load leaves a file it cannot read open
+            with self.path.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:
                 stored = {name: saved[name] for name in saved.files}
             key = str(stored["key"])
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            EOFError,
+            RuntimeError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise CheckpointMismatch(
                 f"checkpoint: must be a file written by Equipoise; {self.path.name} is not readable as one. To fix: delete it "
                 "or name another file."

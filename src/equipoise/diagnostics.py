@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from equipoise.sampling import Chains
+from equipoise.theory.stationary import Stationary
 from equipoise.tuning import Tuning
 
 __all__ = ["Check", "Diagnosis", "autocorrelation_time", "diagnose"]
@@ -128,8 +129,9 @@ def diagnose(chains: Chains, tuning: Tuning) -> Diagnosis:
     """
     law, draws = tuning.predicted, chains.draws
     count, length, dim = draws.shape
-    flat, sd = chains.flat(), np.sqrt(np.diag(law.cov))
     independent = chains.thin == 0
+    expected = tuning.target if independent else law.cov
+    flat, sd = chains.flat(), np.sqrt(np.diag(expected))
     tau = np.array([autocorrelation_time(draws[:, :, j]) for j in range(dim)])
     ess = count * length / tau
     predicted_tau = np.ones(dim) if independent else np.maximum(law.iacts() / chains.thin, 1.0)
@@ -150,7 +152,7 @@ def diagnose(chains: Chains, tuning: Tuning) -> Diagnosis:
         "kurtosis": (z**4).mean(axis=0) - 3.0,
     }
     checks = (
-        _covariance_check(cov, chains, tuning, independent),
+        _covariance_check(cov, expected, chains, law),
         _ess_check(result, tau, length, count),
         _bias_check(result),
         _shape_check(result),
@@ -160,17 +162,16 @@ def diagnose(chains: Chains, tuning: Tuning) -> Diagnosis:
     return Diagnosis(checks=checks, verdict=_verdict(checks, independent), **result)
 
 
-def _covariance_check(cov: Array, chains: Chains, tuning: Tuning, independent: bool) -> Check:
-    law = tuning.predicted
+def _covariance_check(cov: Array, expected: Array, chains: Chains, law: Stationary) -> Check:
     count, length, _ = chains.draws.shape
-    size = np.linalg.norm(law.cov)
+    size = np.linalg.norm(expected)
     # independent normal draws: E‖Σ̂−Σ‖² = (‖Σ‖² + tr(Σ)²)/T
     floor = (
-        float(np.sqrt((size**2 + np.trace(law.cov) ** 2) / (count * length)) / size)
-        if independent
+        float(np.sqrt((size**2 + np.trace(expected) ** 2) / (count * length)) / size)
+        if chains.thin == 0
         else law.covariance_floor(count * length, chains.thin)
     )
-    error = float(np.linalg.norm(cov - law.cov) / size)
+    error = float(np.linalg.norm(cov - expected) / size)
     ok = error <= _FLOORS * floor + _COVARIANCE
     words = (
         f"covariance is {error:.1%} from the prediction, as Monte Carlo error alone would make it ({floor:.1%})"

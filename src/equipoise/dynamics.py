@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 import numpy as np
 
 from equipoise.errors import InvalidInput
 
-__all__ = ["Dynamics"]
+__all__ = ["Dynamics", "is_number", "whole"]
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a real number; True and False are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def whole(name: str, value: Any, least: int, remedy: str, otherwise: str = "") -> int:
+    """A count as an int, whatever number type it came in; `otherwise` words what else the argument may be.
+
+    Raises
+    ------
+    InvalidInput
+        If it is not a whole number, or below `least`.
+    """
+    if is_number(value) and math.isfinite(value) and int(value) == value and value >= least:
+        return int(value)
+    raise InvalidInput(name, f"{otherwise}a whole number, at least {least}", repr(value), remedy)
 
 
 @dataclass(frozen=True)
@@ -40,13 +61,13 @@ class Dynamics:
     replacement: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.batch_size, bool) or int(self.batch_size) != self.batch_size or self.batch_size < 1:
-            raise InvalidInput("batch_size", "a whole number, at least 1", self.batch_size, "pass an int such as 100")
-        if not 0.0 <= self.momentum < 1.0:
+        object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size, 1, "pass an int such as 100"))
+        object.__setattr__(self, "replacement", bool(self.replacement))
+        if not (is_number(self.momentum) and 0.0 <= self.momentum < 1.0):
             raise InvalidInput(
                 "momentum", "at least 0 and below 1", self.momentum, "use 0 for none, 0.9 for a common choice"
             )
-        if not self.inverse_temperature > 0.0:
+        if not (is_number(self.inverse_temperature) and self.inverse_temperature > 0.0):
             raise InvalidInput(
                 "inverse_temperature",
                 "positive",

@@ -173,7 +173,7 @@ def _require_bounded(problem: Problem, theta: Array, direction: Array) -> None:
         columns = problem.explain(theta, candidate)
         if columns is not None:
             raise FitFailed(
-                f"the loss has no finite minimiser: the data are separated by {columns}, whose coefficients grow without "
-                "bound. To fix: drop or merge those columns, or add a prior (prior_precision=...).",
-                tuple(columns.split(", ")),
+                f"the loss has no finite minimiser: the data are separated by {', '.join(columns)}, whose coefficients "
+                "grow without bound. To fix: drop or merge those columns, or add a prior (prior_precision=...).",
+                columns,
             )

@@ -199,15 +199,17 @@ class Moments:
         rows, dim = g.shape
         n = rows if n is None else n
         J = symmetric(J_n.mean(axis=0))
-        prior = (
-            np.zeros((dim, dim)) if prior_hessian is None else symmetric(np.asarray(prior_hessian, dtype=np.float64))
-        )
+        prior = np.zeros((dim, dim)) if prior_hessian is None else np.asarray(prior_hessian, dtype=np.float64)
+        if prior.shape != (dim, dim):
+            raise InvalidInput(
+                "prior_hessian", f"of shape {(dim, dim)}", f"shape {prior.shape}", "pass one row per parameter"
+            )
         V = np.atleast_2d(np.cov(g, rowvar=False, bias=True))
         return cls(
             n=n,
             params=np.zeros(dim) if params is None else np.asarray(params, dtype=np.float64),
             loss_hessian=J,
-            hessian=J + prior / n,
+            hessian=J + symmetric(prior) / n,
             score_cov=V,
             mean_score=g.mean(axis=0),
             # tr(J⁻¹V)/D: equals σ²/s² for a well-specified linear model with any covariates
@@ -219,7 +221,7 @@ class Moments:
 def _checked_arrays(scores: ArrayLike, hessians: ArrayLike) -> tuple[Array, Array]:
     g = np.asarray(scores, dtype=np.float64)
     J_n = np.asarray(hessians, dtype=np.float64)
-    if g.ndim != 2:
+    if g.ndim != 2 or not g.size:
         raise InvalidInput("scores", "of shape (N, D)", f"shape {g.shape}", "stack one score per row")
     if J_n.shape != (*g.shape, g.shape[1]):
         raise InvalidInput(

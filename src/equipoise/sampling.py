@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import chdtri
 
 from equipoise.checkpoint import Checkpoint, fingerprint
+from equipoise.dynamics import is_number, whole
 from equipoise.errors import ChainDiverged, InvalidInput
 from equipoise.progress import Progress
 from equipoise.tuning import Tuning
@@ -139,9 +140,9 @@ def sample(
     CheckpointMismatch
         If the checkpoint belongs to another run.
     """
-    for name, count in (("draws", draws), ("chains", chains)):
-        if isinstance(count, bool) or int(count) != count or count < 1:
-            raise InvalidInput(name, "a whole number, at least 1", count, "pass a positive int")
+    draws, chains = (whole(k, v, 1, "pass a positive int") for k, v in (("draws", draws), ("chains", chains)))
+    seed = whole("seed", seed, 0, "pass an int")
+    workers = (os.cpu_count() or 1) if threads is None else whole("threads", threads, 1, "leave it out", "None or ")
     problem = model.bind(data)
     _require_match(problem, tuning)
     every = resolve_thin(thin, tuning)
@@ -161,7 +162,7 @@ def sample(
         }
         keeper = Checkpoint(Path(checkpoint), fingerprint(engine, tuning, options), checkpoint_seconds)
         keeper.restore(run.states, run.positions, run.written)
-    seconds = run.execute(min(chains, threads or os.cpu_count() or 1), progress, keeper)
+    seconds = run.execute(min(chains, workers), progress, keeper)
     result = _collect(run, problem, tuning, seed, seconds)
     for index, written in enumerate(run.written):
         if written < 0:
@@ -173,18 +174,14 @@ def resolve_thin(thin: int | str, tuning: Tuning) -> int:
     """Steps per stored draw."""
     if thin == "auto":
         return max(1, int(tuning.predicted.iact() // _DRAWS_PER_IACT))
-    if isinstance(thin, (str, bool)) or int(thin) != thin or thin < 1:
-        raise InvalidInput("thin", "'auto' or a whole number, at least 1", repr(thin), "use 'auto'")
-    return int(thin)
+    return whole("thin", thin, 1, "use 'auto'", "'auto' or ")
 
 
 def resolve_burn_in(burn_in: int | str, tuning: Tuning) -> int:
     """Steps discarded: until a chain started at the minimiser has the predicted second moments to one per cent."""
     if burn_in == "auto":
         return tuning.predicted.burn_in(np.zeros(tuning.dim), 0.01)
-    if isinstance(burn_in, (str, bool)) or int(burn_in) != burn_in or burn_in < 0:
-        raise InvalidInput("burn_in", "'auto' or a whole number, at least 0", repr(burn_in), "use 'auto'")
-    return int(burn_in)
+    return whole("burn_in", burn_in, 0, "use 'auto'", "'auto' or ")
 
 
 def guard_radius2(problem: Any, tuning: Tuning, guard: float | str | None) -> float:
@@ -193,7 +190,7 @@ def guard_radius2(problem: Any, tuning: Tuning, guard: float | str | None) -> fl
         return np.inf
     if guard == "auto":
         return float(chdtri(tuning.dim, _GUARD_TAIL)) if problem.guarded else np.inf
-    if isinstance(guard, str) or not guard > 0:
+    if isinstance(guard, str) or not (is_number(guard) and guard > 0):
         raise InvalidInput(
             "guard", "'auto', None, or a positive radius in standard deviations", repr(guard), "use 'auto'"
         )
@@ -257,10 +254,8 @@ class _Run:
 
 def _starts(engine: Engine, tuning: Tuning, chains: int, seed: int) -> list[Any]:
     """Chains started from the predicted law, each with its own stream."""
-    if isinstance(seed, bool) or int(seed) != seed or seed < 0:
-        raise InvalidInput("seed", "a whole number, at least 0", repr(seed), "pass an int")
     states = []
-    for child in np.random.SeedSequence(int(seed)).spawn(chains):
+    for child in np.random.SeedSequence(seed).spawn(chains):
         place, stream = child.spawn(2)
         z = np.random.default_rng(place).standard_normal(tuning.dim)
         theta = tuning.center + np.linalg.cholesky(tuning.predicted.cov) @ z

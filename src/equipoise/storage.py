@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from equipoise.tuning import Tuning
 __all__ = ["load", "save"]
 
 _FORMAT = 1
+# what numpy, zipfile and zlib raise on a file that is damaged or of another kind
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
 
 
@@ -46,7 +49,7 @@ def save(calibration: Calibration, path: Path) -> Path:
     }
     arrays = {
         **{f"moments.{name}": getattr(plan.moments, name) for name in _MOMENTS},
-        **{f"law.{name}": getattr(law, name) for name in ("cov", "gradient_noise", "mean_bias")},
+        **{f"law.{name}": getattr(law, name) for name in ("cov", "gradient_noise", "score_noise", "mean_bias")},
         "fit.params": plan.fit.params,
         "step": tuning.step,
         "target": tuning.target,
@@ -70,10 +73,13 @@ def load(path: str | Path) -> Calibration:
     """
     file = Path(path)
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        # opened here because np.load leaves a file it cannot read open
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             header = json.loads(str(stored["header"]))
+            if header["format"] != _FORMAT:
+                raise ValueError(f"format {header['format']} is not one this version reads")
             return _restored(header, stored)
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise InvalidInput("path", "a file written by save()", f"{file.name}: {error}", "check the path") from error
 
 
@@ -91,6 +97,7 @@ def _restored(header: dict[str, Any], stored: Any) -> Calibration:
         step=stored["step"],
         hessian=moments.hessian,
         gradient_noise=stored["law.gradient_noise"],
+        score_noise=stored["law.score_noise"],
         mean_bias=stored["law.mean_bias"],
         dynamics=dynamics,
         proxy=header["tuning"]["proxy"],

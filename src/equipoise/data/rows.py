@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.dynamics import whole
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -67,7 +68,8 @@ class Rows:
 
     def subsample(self, size: int, seed: int) -> Rows:
         """`size` rows drawn without replacement, in their original order."""
-        if not 1 <= size <= self.n:
+        size = whole("tuning_rows", size, 1, "pass an int such as 10_000")
+        if size > self.n:
             raise InvalidInput(
                 "tuning_rows",
                 f"between 1 and the number of rows, {self.n}",
@@ -188,18 +190,22 @@ def _vector(name: str, values: Any, n: int) -> Array:
 
 
 def _floats(name: str, values: Any) -> Array:
-    array = np.asarray(values)
-    if array.dtype.kind not in "fiub":
-        try:
-            array = array.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(
-                name,
-                "numeric",
-                f"dtype {array.dtype}",
-                "encode text columns first, or pass a DataFrame with formula=...",
-            ) from error
-    return array.astype(np.float64, copy=False)
+    try:
+        array = np.asarray(values)
+    except ValueError as error:
+        raise InvalidInput(
+            name, "a rectangular array", "rows of unequal length", "give every row as many entries"
+        ) from error
+    given = InvalidInput(
+        name, "numeric", f"dtype {array.dtype}", "encode text columns first, or pass a DataFrame with formula=..."
+    )
+    # complex numbers and dates would convert, and lose their meaning
+    if array.dtype.kind in "cmM":
+        raise given
+    try:
+        return array.astype(np.float64, copy=False)
+    except (TypeError, ValueError) as error:
+        raise given from error
 
 
 def _require_finite(name: str, array: Array) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +42,11 @@ class Design:
     offset: str | None = None
     stateful: bool = False
 
-    def encode(self, frame: pd.DataFrame) -> tuple[np.ndarray[Any, np.dtype[np.float64]], Any]:
+    def encode(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[Any] | None]:
         """Design matrix and offset (or None) of a new table."""
-        _require_columns(frame, [*self.template, *([self.offset] if self.offset else [])])
+        names = [*self.template, *([self.offset] if self.offset else [])]
+        _require_columns(frame, names)
+        frame = _without_missing(frame[names], "raise")
         for name, levels in self.template.items():
             unseen = [] if levels is None else sorted(set(frame[name]) - set(levels), key=str)
             if unseen:
@@ -54,8 +57,7 @@ class Design:
                     "recode or drop those rows",
                 )
         spec = self.spec if self.spec is not None else self._rebuilt()
-        matrix = np.asarray(spec.get_model_matrix(frame), dtype=np.float64)
-        return matrix, None if self.offset is None else frame[self.offset].to_numpy(dtype=np.float64)
+        return _encoded(spec, frame, self.formula), None if self.offset is None else frame[self.offset]
 
     def _rebuilt(self) -> Any:
         """The encoder made anew from the stored levels; possible when it learnt nothing else from the data."""
@@ -73,11 +75,12 @@ class Design:
             {
                 name: np.linspace(1.0, 2.0, height)
                 if levels is None
-                else [levels[i % len(levels)] for i in range(height)]
+                # with categories, because their order chooses the baseline
+                else pd.Categorical([levels[i % len(levels)] for i in range(height)], categories=levels)
                 for name, levels in self.template.items()
             }
         )
-        return _formula(self.formula).rhs.get_model_matrix(frame).model_spec
+        return _encoded(_formula(self.formula).rhs, frame, self.formula).model_spec
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -154,15 +157,12 @@ def table(
         raise InvalidInput("data", "a DataFrame or a file path", type(data).__name__, "pass formula= only with a table")
     parsed = _formula(formula)
     extra = [name for name in (weights, offset) if name is not None]
-    names = sorted(str(v) for v in parsed.required_variables)
+    # formulaic does not list the variables inside center(), scale(), bs() and the like: look for them by name
+    mentioned = _mentioned(formula)
+    names = sorted({*map(str, parsed.required_variables), *(c for c in frame.columns if c in mentioned)})
     _require_columns(frame, [*names, *extra])
     frame = _without_missing(frame[[*dict.fromkeys([*names, *extra])]], missing)
-    try:
-        matrices = parsed.get_model_matrix(frame)
-    except Exception as error:
-        raise InvalidInput(
-            "formula", "applicable to the table", f"{formula!r}: {error}", "correct the formula"
-        ) from error
+    matrices = _encoded(parsed, frame, formula)
     left = matrices.lhs
     if left.shape[1] != 1:
         raise InvalidInput(
@@ -180,15 +180,44 @@ def table(
 
 def _design(formula: str, spec: Any, frame: pd.DataFrame, offset: str | None) -> Design:
     variables = sorted(str(v) for v in spec.required_variables if v in frame.columns)
-    coded = [str(v) for v in variables if _is_categorical(frame[v]) or f"C({v}" in formula.replace(" ", "")]
-    template = {v: sorted(frame[v].unique().tolist(), key=str) if v in coded else None for v in variables}
+    coded = [
+        v for v in variables if _is_categorical(frame[v]) or re.search(rf"\bC\(\s*`?{re.escape(v)}`?\s*[,)]", formula)
+    ]
+    template = {v: _levels(frame[v]) if v in coded else None for v in variables}
     return Design(formula, spec, template, offset, stateful=bool(spec.transform_state))
+
+
+def _levels(column: pd.Series[Any]) -> list[Any]:
+    """The levels in the order in which they are coded: their own, or sorted."""
+    if hasattr(column, "cat"):
+        return list(column.cat.categories.tolist())
+    levels = column.unique().tolist()
+    try:
+        return sorted(levels)
+    except TypeError:  # of mixed types
+        return sorted(levels, key=str)
 
 
 def _is_categorical(column: pd.Series[Any]) -> bool:
     from pandas.api.types import is_numeric_dtype
 
     return not is_numeric_dtype(column)
+
+
+def _mentioned(formula: str) -> set[str]:
+    """Names in a formula, quoted or bare, that are neither called nor keywords; some may not be columns."""
+    bare = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", " ", formula)
+    return {*re.findall(r"`([^`]+)`", formula), *re.findall(r"(?<![\w.])[^\W\d]\w*(?!\w|\s*\(|\s*=(?!=))", bare)}
+
+
+def _encoded(spec: Any, frame: pd.DataFrame, formula: str) -> Any:
+    """Apply a formula or an encoder; missing values that a transform makes are kept, for `rows` to find."""
+    try:
+        return spec.get_model_matrix(frame, na_action="ignore")
+    except Exception as error:
+        raise InvalidInput(
+            "formula", "applicable to the table", f"{formula!r}: {error}", "correct the formula or the table"
+        ) from error
 
 
 def _formula(text: str) -> Any:
@@ -199,11 +228,15 @@ def _formula(text: str) -> Any:
     try:
         parsed = Formula(text)
     except (FormulaicError, SyntaxError, ValueError) as error:
-        raise InvalidInput("formula", "a valid formula such as 'y ~ x + C(group)'", repr(text), str(error)) from error
+        # formulaic marks the place in colour on the lines that follow
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else "correct the formula"
+        raise InvalidInput("formula", "a valid formula such as 'y ~ x + C(group)'", repr(text), reason) from error
     if not hasattr(parsed, "lhs"):
         raise InvalidInput(
             "formula", "one with a response, such as 'y ~ x'", repr(text), "write the response before a ~"
         )
+    if isinstance(parsed.rhs, tuple):
+        raise InvalidInput("formula", "one with a single right-hand side", repr(text), "write + where there is a |")
     return parsed
 
 
@@ -228,5 +261,8 @@ def _without_missing(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
     index = [int(i) for i in np.flatnonzero(holes.any(axis=1))]
     shown = ", ".join(map(str, index[:5])) + ("" if len(index) <= 5 else f" and {len(index) - 5} more")
     raise InvalidInput(
-        "data", "without missing values", f"missing in columns {columns}, rows {shown}", "use missing='drop'"
+        "data",
+        "without missing values",
+        f"missing in columns {columns}, rows {shown}",
+        "drop or fill those rows, or fit with missing='drop'",
     )

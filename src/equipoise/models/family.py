@@ -183,15 +183,16 @@ def gamma_d3(eta: Any, y: Any, p: Any) -> Any:
 
 
 def negative_binomial_value(eta: Any, y: Any, p: Any) -> Any:
-    """(y + 1/a) log(1 + a exp(eta)) − y eta."""
-    return (y + 1.0 / p[0]) * softplus(eta + np.log(p[0])) - y * eta
+    """(1/a) log(1 + exp(z)) + y log(1 + exp(−z)), z = eta + log a: nothing cancels when y is large."""
+    z = eta + np.log(p[0])
+    return softplus(z) / p[0] + y * softplus(-z)
 
 
 def negative_binomial_d1(eta: Any, y: Any, p: Any) -> Any:
     """First derivative."""
     z = eta + np.log(p[0])
     e = np.exp(-np.abs(z))
-    return (y + 1.0 / p[0]) * np.where(z >= 0.0, 1.0, e) / (1.0 + e) - y
+    return (np.where(z >= 0.0, 1.0, e) / p[0] - y * np.where(z >= 0.0, e, 1.0)) / (1.0 + e)
 
 
 def negative_binomial_d2(eta: Any, y: Any, p: Any) -> Any:

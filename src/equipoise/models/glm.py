@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipoise.data.rows import Rows, as_rows
+from equipoise.dynamics import is_number
 from equipoise.errors import InvalidInput
 from equipoise.models.family import FAMILIES, Family, ScalarLoss
 from equipoise.moments import LinearCurvature, Moments, blocks, symmetric
@@ -134,7 +135,7 @@ def glm(
     for name, value in given.items():
         if value is not None and name != chosen.parameter:
             raise InvalidInput(name, f"left out for the {family} family", value, f"remove {name}=")
-        if value is not None and not (np.isfinite(value) and value > 0):
+        if value is not None and not (is_number(value) and 0 < value < np.inf):
             raise InvalidInput(name, "positive and finite", value, "pass a positive number")
     constant = given[chosen.parameter] if chosen.parameter else None
     if constant is None and chosen.parameter in {"shape", "dispersion"}:
@@ -154,9 +155,12 @@ def glm(
 
 
 def _finite(name: str, value: ArrayLike) -> Array:
-    array = np.asarray(value, dtype=np.float64)
-    if not np.isfinite(array).all():
-        raise InvalidInput(name, "finite", "NaN or infinity", "pass finite numbers")
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(name, "numeric", repr(value), "pass finite numbers") from error
+    if not array.size or not np.isfinite(array).all():
+        raise InvalidInput(name, "finite", "NaN or infinity" if array.size else "no numbers", "pass finite numbers")
     return array
 
 
@@ -268,7 +272,7 @@ class LinearProblem:
         gradient = g1 @ rows.x / rows.n + self.precision @ (theta - self.mean) / self.n
         return value, gradient, self.gram(g2) + self.precision / self.n
 
-    def explain(self, theta: Array, direction: Array) -> str | None:
+    def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
         """Name the columns along which the loss never rises: separated data."""
         rows = self.rows
         slope = rows.x @ direction
@@ -276,15 +280,17 @@ class LinearProblem:
         if reach == 0.0 or np.any(np.abs(self.precision @ direction) > 1e-12 * np.abs(direction).max()):
             return None
         loss, eta = self.loss_at(theta), self.predictor(theta)
-        p = loss.constants
-        with np.errstate(over="ignore"):
-            rise = loss.value(eta + 20.0 * slope / reach, rows.y, p) - loss.value(eta, rows.y, p)
-        if not np.all(rise <= 1e-6 * (1.0 + np.abs(rows.y))):
+        p, unit = loss.constants, slope / reach
+        with np.errstate(over="ignore", invalid="ignore"):
+            rise = loss.value(eta + 20.0 * unit, rows.y, p) - loss.value(eta, rows.y, p)
+            # far out as well: from a bad start every row may first fall on its way to the minimiser
+            slant = loss.d1(eta + 500.0 * unit, rows.y, p) * unit
+        if not np.all(np.maximum(rise, slant) <= 1e-6 * (1.0 + np.abs(rows.y))):
             return None
         weight = np.abs(direction) * rows.x.std(axis=0)
         # an intercept has no spread of its own: it only balances the others
         weight = weight if weight.any() else np.abs(direction)
-        return ", ".join(name for name, w in zip(rows.names, weight, strict=True) if w > 0.1 * weight.max())
+        return tuple(name for name, w in zip(rows.names, weight, strict=True) if w > 0.1 * weight.max())
 
     def moments(self, params: Any, tuning_rows: int | None = None, seed: int = 0) -> Moments:
         """J, V, H and the curvature operator at `params`."""

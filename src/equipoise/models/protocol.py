@@ -56,8 +56,8 @@ class Problem(Protocol):
         """L, ∇L and ∇²L."""
         ...
 
-    def explain(self, theta: Array, direction: Array) -> str | None:
-        """Why no minimiser exists, when the loss never rises along `direction`; else None."""
+    def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
+        """The parameters to blame, when the loss never rises along `direction` and has no minimiser; else None."""
         ...
 
     def moments(self, params: Any, tuning_rows: int | None = None, seed: int = 0) -> Moments:

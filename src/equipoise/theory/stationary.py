@@ -15,7 +15,7 @@ from equipoise.theory import mixing
 from equipoise.theory.equation import balance
 from equipoise.theory.modes import Modes, step_matrix
 from equipoise.theory.proxy import Noise, proxy_noise
-from equipoise.theory.stability import largest_multiple, spectral_radius
+from equipoise.theory.stability import decay_bound, largest_multiple, mean_radius2, spectral_radius
 
 if TYPE_CHECKING:
     from equipoise.dynamics import Dynamics
@@ -42,6 +42,8 @@ class Stationary:
         H.
     gradient_noise
         C(Σ), the stationary mean of the gradient covariance.
+    score_noise
+        C(0), the gradient covariance at the minimiser.
     mean_bias
         −½ H⁻¹ ∇³L[Σ], the predicted shift of the stationary mean; NaN where third derivatives are unknown.
     dynamics, proxy
@@ -52,6 +54,7 @@ class Stationary:
     step: Array
     hessian: Array
     gradient_noise: Array
+    score_noise: Array
     mean_bias: Array
     dynamics: Dynamics
     proxy: str
@@ -156,20 +159,18 @@ class Stationary:
 
     @cached_property
     def _decay(self) -> float:
-        """A factor by which second moments decay per step: a bound from Σ itself where it is tight, else ρ(T).
+        """A factor by which second moments decay per step, found without applying the noise operator.
 
-        With S ⪰ T(S) + γS the Collatz–Wielandt inequality gives ρ(T) ≤ 1 − γ, without applying the noise operator.
+        Without momentum Σ ⪰ T(Σ) + gain·Σ bounds every later deviation by (1 − gain)^t; else a bound on ρ(T).
         """
-        if self.dynamics.momentum == 0.0 and self.modes.discrete:
-            source = (
-                self.modes.force(self.gradient_noise) if self.noise is None else self.modes.force(self.noise.constant)
-            )
-            gain = float(eigh(source + np.diag(self.modes.injected), self._spread, eigvals_only=True)[0])
+        if not self.modes.discrete:
+            return mean_radius2(self.modes)
+        if self.dynamics.momentum == 0.0:
+            source = self.modes.force(self.score_noise) + np.diag(self.modes.injected)
+            gain = float(eigh(source, self._spread, eigvals_only=True)[0])
             if gain > 1e-8:
                 return 1.0 - min(gain, 1.0)
-        if self.noise is None or not self.modes.discrete:
-            return float(np.abs(np.linalg.eigvals(self.modes.transition)).max() ** 2)
-        return self.spectral_radius
+        return decay_bound(self.modes, self._spread, self.modes.force(self.gradient_noise - self.score_noise))
 
 
 def stationary(moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str = "dq-exact") -> Stationary:
@@ -211,7 +212,7 @@ def law(moments: Moments, cov: Array, step: Array, dynamics: Dynamics, proxy: st
     noise = proxy_noise(moments, dynamics, proxy)
     cov = 0.5 * (cov + cov.T)
     bias = -0.5 * solve(moments.hessian, moments.third_derivative(cov), assume_a="sym")
-    return Stationary(cov, step, moments.hessian, noise.at(cov), bias, dynamics, proxy, noise)
+    return Stationary(cov, step, moments.hessian, noise.at(cov), noise.constant, bias, dynamics, proxy, noise)
 
 
 def max_stable_step(

@@ -1,0 +1,392 @@
+"""The report: one HTML file with the tables and plots of a run, readable without a network, on paper and on a phone."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.errors import InvalidInput
+from equipoise.report import plots
+from equipoise.report.summary import Summary, model_name, summarise
+from equipoise.targets import posterior, sandwich
+
+if TYPE_CHECKING:
+    from equipoise.calibration import Calibration
+
+__all__ = ["write_report"]
+
+Array = NDArray[np.float64]
+
+_SHOWN = 12  # parameters per plot
+_TRACED = 6
+_CURVES = 4
+_LONG = 24  # rows of a table that are shown at once
+
+_FLAGS = (
+    "<b>bias</b>, the mean of the draws is away from the estimate; <b>spread</b>, their standard deviation is away from "
+    "the predicted one; <b>skew</b>, their distribution leans to one side; <b>chains</b>, the chains disagree"
+)
+
+_STYLE = """
+*{box-sizing:border-box} html{-webkit-text-size-adjust:100%}
+body{margin:0;background:var(--paper);color:var(--ink);line-height:1.55;font-size:16px;
+font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif}
+main{max-width:1080px;margin:0 auto;padding:2.5rem 1.25rem 4rem}
+h1{font-size:clamp(1.5rem,4.5vw,2.1rem);line-height:1.2;letter-spacing:-.015em;margin:0 0 .35rem;overflow-wrap:anywhere}
+h2{font-size:1.25rem;letter-spacing:-.01em;margin:0 0 .3rem} p{margin:.3rem 0 .9rem;max-width:48rem}
+.lead,.note,figcaption,dt,nav{color:var(--muted)} .note{font-size:.9rem;margin:.6rem 0 0}
+nav{display:flex;flex-wrap:wrap;gap:.2rem 1.1rem;margin:1.1rem 0 0;font-size:.92rem}
+a{color:var(--observed);text-decoration:none} a:hover{text-decoration:underline}
+section{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:1.3rem 1.4rem;margin-top:1.2rem}
+section>p:last-child{margin-bottom:0} ul{margin:.4rem 0 .8rem;padding-left:1.2rem} li{margin:.2rem 0;max-width:48rem}
+.verdict{border-left:6px solid var(--third)} .look{border-left-color:var(--predicted)} .verdict strong{font-size:1.15rem}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.8rem;margin-top:1.2rem}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem}
+.tile b{display:block;font-size:1.35rem;line-height:1.25;font-weight:620;font-variant-numeric:tabular-nums}
+.tile span{color:var(--muted);font-size:.86rem;line-height:1.35;display:block}
+.scroll{overflow-x:auto;margin:.6rem 0 0}
+table{border-collapse:collapse;width:100%;font-size:.93rem;font-variant-numeric:tabular-nums} .slim{max-width:44rem}
+th,td{padding:.42rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+thead th{color:var(--muted);font-weight:560;font-size:.85rem;vertical-align:bottom;white-space:normal}
+tbody tr:last-child>*{border-bottom:0} th:first-child,td:first-child,.words,.told th:last-child{text-align:left}
+tbody th{font-weight:500;white-space:normal;overflow-wrap:anywhere;min-width:8.5rem}
+.words{white-space:normal;min-width:15rem} .tall{max-height:38rem;overflow-y:auto}
+.tall thead th{position:sticky;top:0;background:var(--card);box-shadow:0 1px var(--line)}
+.pill{display:inline-block;border-radius:99px;padding:0 .6em;font-size:.82rem;font-weight:600;border:1px solid}
+.pill.ok{color:var(--third)} .pill.look{color:var(--predicted)}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:1.1rem 1.6rem;margin-top:.7rem}
+figure{margin:0;min-width:0} figcaption{font-size:.9rem;overflow-wrap:anywhere} figcaption b{color:var(--ink)}
+svg{display:block;width:100%;max-width:560px;height:auto} svg *{stroke-linejoin:round;stroke-linecap:butt}
+dl{display:grid;grid-template-columns:minmax(9rem,14rem) 1fr;gap:.3rem 1rem;margin:.6rem 0 0;font-size:.95rem}
+dd{margin:0;overflow-wrap:anywhere} footer{color:var(--muted);font-size:.86rem;margin-top:1.6rem}
+@media (max-width:640px){main{padding:1.4rem .8rem 3rem} section{padding:1rem .9rem} dl{grid-template-columns:1fr;gap:0}
+dd{margin-bottom:.5rem} .tiles{grid-template-columns:1fr 1fr;gap:.6rem}
+.tile:last-child:nth-child(odd){grid-column:1/-1} th,td{padding:.42rem .4rem}
+.told thead{display:none} .told tr{display:block;padding:.6rem 0;border-bottom:1px solid var(--line)}
+.told th,.told td{display:inline-block;border:0;padding:0 .9rem 0 0;min-width:0} .told .words{display:block;padding-top:.3rem}
+.told [data-label]{display:block;text-align:left;color:var(--muted)} .told [data-label]::before{content:attr(data-label) ": "}}
+@media print{body{font-size:10pt;background:#fff} main{max-width:none;padding:0} nav{display:none}
+section,.tile{border-radius:0;break-inside:avoid} #coefficients,#draws,#mixing{break-inside:auto} figure,tr{break-inside:avoid}
+h2{break-after:avoid} .scroll{overflow:visible;max-height:none} .plots{grid-template-columns:1fr 1fr}}
+"""
+
+
+def write_report(calibration: Calibration, path: Path, interval: float = 0.95) -> Path:
+    """Write the report of a run as one self-contained HTML file.
+
+    Parameters
+    ----------
+    calibration
+        The run, fresh or loaded.
+    path
+        Where to write; folders are made.
+    interval
+        Probability of the intervals.
+
+    Returns
+    -------
+    Path
+        The path written.
+
+    Raises
+    ------
+    InvalidInput
+        If the file cannot be written.
+    """
+    text = _page(calibration, summarise(calibration, interval), interval)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(
+            "path", "a file that can be written", f"{path}: {error.strerror}", "choose another"
+        ) from error
+    return path
+
+
+def _page(cal: Calibration, summary: Summary, interval: float) -> str:
+    from equipoise import __version__
+
+    title = f"{cal.response}: calibrated {model_name(cal.model)} regression"
+    sections = [
+        ("coefficients", "Coefficients", _coefficients(cal, summary, interval)),
+        ("intervals", "Intervals", _intervals(cal, summary, interval)),
+        ("checks", "Predicted against observed", _checks(cal)),
+        ("covariance", "Covariance", _covariance(cal)),
+        ("mean", "Mean and shape", _mean(cal)),
+        ("mixing", "Mixing", _mixing(cal)),
+        ("draws", "Draws", _draws(cal)),
+        ("budget", "Budget", _budget(cal)),
+        ("warnings", "Warnings", _warnings(cal)),
+        ("settings", "How it was made", _settings(cal)),
+    ]
+    kept = [(key, name, body) for key, name, body in sections if body]
+    links = "".join(f'<a href="#{key}">{name}</a>' for key, name, _ in kept)
+    lead = f"{cal.plan.moments.n:,} rows, {len(cal.names)} parameters, target: {cal.plan.target_name}"
+    parts = [f'<section id="{key}"><h2>{name}</h2>{body}</section>' for key, name, body in kept]
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
+        f"<style>{plots.palette()}{_STYLE}</style></head>\n<body><main>"
+        f'<header><h1>{escape(title)}</h1><div class="lead">{escape(lead)}</div><nav>{links}</nav></header>\n'
+        f"{_verdict(cal)}{_tiles(cal)}\n"
+        + "\n".join(parts)
+        + f"\n<footer>Made by Equipoise {__version__}. This page is complete in itself and loads nothing.</footer>"
+        + "</main></body></html>\n"
+    )
+
+
+def _verdict(cal: Calibration) -> str:
+    d = cal.diagnosis
+    failed = [check for check in d.checks if not check.ok]
+    head = f"Look at: {', '.join(c.name for c in failed)}." if failed else f"All {len(d.checks)} checks passed."
+    items = _list([_sentence(check.words) for check in failed])
+    return (
+        f'<section class="verdict{"" if d.ok else " look"}" id="verdict"><strong>{escape(head)}</strong>'
+        f"{items}<p>{escape(d.verdict)}</p></section>"
+    )
+
+
+def _tiles(cal: Calibration) -> str:
+    d, covariance = cal.diagnosis, cal.diagnosis.checks[0]
+    tiles = [
+        (f"{d.ess.min():,.0f}", f"effective draws at least, {d.predicted_ess.min():,.0f} predicted"),
+        (f"{covariance.observed:.1%}", f"covariance error; {covariance.error:.1%} is the Monte Carlo floor"),
+        (f"{np.abs(d.shift).max():.2f} sd", "largest shift of a mean from its estimate"),
+        (f"{d.rhat.max():.3f}", "largest split R-hat; 1 when chains agree"),
+    ]
+    if cal.chains.thin:
+        seconds = cal.chains.statistics["seconds"]
+        tiles.append((f"{seconds:.2f} s", f"sampling, {cal.plan.passes:,.0f} passes over the data"))
+    inner = "".join(f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in tiles)
+    return f'<div class="tiles">{inner}</div>'
+
+
+def _coefficients(cal: Calibration, summary: Summary, interval: float) -> str:
+    cells, frame = summary.cells(), summary.frame
+    heads = ["parameter", *map(str, cells.columns)]
+    heads[3], heads[4] = f"{_percent(interval)} from", "to"
+    rows = []
+    for name, row, raw in zip(cells.index, cells.to_numpy(), frame.to_numpy(), strict=True):
+        numbers = [
+            # the full number for whoever reads the page by program
+            f'<td data-value="{float(value)!r}">{escape(_minus(text))}</td>'
+            for text, value in zip(row[:-1], raw[:-1], strict=True)
+        ]
+        flag = f'<span class="pill look">{escape(row[-1])}</span>' if row[-1] else ""
+        rows.append([_head(str(name)), *numbers, f"<td>{flag}</td>"])
+    error, target = escape(heads[2]), escape(cal.plan.target_name)
+    intro = (
+        f"<p>The estimate minimises the loss; the {error} is the standard deviation of the {target} target; "
+        "the interval holds the middle of the draws.</p>"
+    )
+    note = f'<p class="note">Flags: {_FLAGS}. None means nothing stands out.</p>'
+    return intro + _table(heads, rows, "coefficients") + note
+
+
+def _intervals(cal: Calibration, summary: Summary, interval: float) -> str:
+    lower, upper = (summary.frame.iloc[:, k].to_numpy(dtype=np.float64) for k in (2, 3))
+    model, robust = (np.sqrt(np.diag(made(cal.plan.moments))) for made in (posterior, sandwich))
+    is_posterior = cal.plan.target_name == "posterior"
+    name, other = ("sandwich (robust)", robust) if is_posterior else ("posterior (model-based)", model)
+    target, se = escape(cal.plan.target_name), np.sqrt(np.diag(cal.tuning.target))
+    at = plots.furthest(np.abs(cal.tuning.center) / se, _SHOWN)
+    words = (
+        f"<p>Beside each interval stands the one the {name} covariance would give. Its standard errors are "
+        f"{(other / se).min():.2f} to {(other / se).max():.2f} times those of the {target} target. "
+        f"{_meaning(model / robust)}</p>"
+    )
+    labels = (f"{_percent(interval)} interval of the draws", f"with {name} errors")
+    forest = plots.forest(cal, lower, upper, other, labels, at)
+    return words + _plots(
+        (_counted("Estimates and intervals", cal, at, "the largest in standard errors"), forest),
+        (f"<b>Standard errors compared</b>, {name} over {target}", plots.standard_errors(cal, other, at)),
+    )
+
+
+def _meaning(ratio: Array) -> str:
+    """What model-based over robust standard errors say about the model."""
+    typical = float(np.median(ratio))
+    if typical < 0.9:
+        return "The data vary more than the model says: posterior intervals are too narrow."
+    return "The data vary less than the model says: posterior intervals are too wide." if typical > 1.1 else ""
+
+
+def _checks(cal: Calibration) -> str:
+    heads = ["check", "", "predicted", "observed", "Monte Carlo error or tolerance", "in words"]
+    rows = []
+    for c in cal.diagnosis.checks:
+        word = "ok" if c.ok else "look"
+        numbers = zip(heads[2:5], (c.predicted, c.observed, c.error), strict=True)
+        rows.append([
+            _head(c.name),
+            f'<td><span class="pill {word}">{word}</span></td>',
+            *(f'<td data-label="{name}">{_short(value)}</td>' for name, value in numbers),
+            f'<td class="words">{escape(_sentence(c.words))}</td>',
+        ])  # fmt: skip
+    intro = "<p>The theory predicts what the chain does before it runs; each line compares one prediction with the draws.</p>"
+    return intro + _table(heads, rows, "told")
+
+
+def _covariance(cal: Calibration) -> str:
+    check = cal.diagnosis.checks[0]
+    words = (
+        f"<p>The covariance of the draws is <b>{check.observed:.2%}</b> from the predicted one in relative Frobenius distance; "
+        f"Monte Carlo error alone would make it about <b>{check.error:.2%}</b>.</p>"
+    )
+    away = np.abs(cal.diagnosis.sd_ratio - 1.0) / plots.spread_error(cal)
+    at = plots.furthest(away, _SHOWN)
+    return words + _plots(
+        (_counted("Standard deviations", cal, at, "the furthest from their prediction"), plots.spread(cal, at)),
+        ("<b>Covariances</b>, divided by predicted standard deviations", plots.covariance_entries(cal)),
+    )
+
+
+def _mean(cal: Calibration) -> str:
+    d = cal.diagnosis
+    away = np.abs(d.shift - np.nan_to_num(d.predicted_shift)) / d.shift_error
+    at, leaning = plots.furthest(away, _SHOWN), plots.furthest(np.abs(d.skewness) * np.sqrt(d.ess), _SHOWN)
+    if cal.chains.thin == 0:
+        words = "<p>Draws from a normal law: what shows here is Monte Carlo error.</p>"
+    else:
+        words = (
+            "<p>Where the loss is not quadratic, the mean of a chain moves away from the estimate, by about as much as the "
+            "third derivatives of the loss predict, and its draws lean to one side.</p>"
+        )
+    return words + _plots(
+        (_counted("Shift of the mean", cal, at, "the furthest from their prediction"), plots.mean_shift(cal, at)),
+        (_counted("Skewness", cal, leaning, "the furthest from zero"), plots.skewness(cal, leaning)),
+    )
+
+
+def _mixing(cal: Calibration) -> str:
+    if cal.chains.thin == 0 or cal.draws.shape[1] < 16:
+        return ""
+    words = (
+        "<p>How long the chain remembers: the autocorrelation of the slowest parameters. The integrated autocorrelation time "
+        f"is {cal.tuning.predicted.iact():,.1f} steps in the worst direction.</p>"
+    )
+    chosen = plots.slowest(cal, _CURVES)
+    return words + _plots(*((_name(cal, j), plots.autocorrelation(cal, int(j))) for j in chosen))
+
+
+def _draws(cal: Calibration) -> str:
+    d = cal.diagnosis
+    score = np.abs(d.shift) / d.shift_error + np.abs(d.sd_ratio - 1.0) / plots.spread_error(cal)
+    chosen = plots.furthest(score, _TRACED)
+    which = "" if len(cal.names) <= _TRACED else f" The {_TRACED} parameters furthest from their prediction are shown."
+    if cal.chains.thin == 0:
+        words = f"<p>Independent draws (blue) and the density they were drawn from, N(estimate, target) (orange).{which}</p>"
+        return words + _plots(*((_name(cal, j), plots.density(cal, int(j))) for j in chosen))
+    words = (
+        "<p>Paths of the chains, one colour each, and to the right the draws of all chains (blue) beside "
+        f"N(estimate, target) (orange).{which}</p>"
+    )
+    return words + _plots(*((_name(cal, j), plots.trace(cal, int(j))) for j in chosen))
+
+
+def _budget(cal: Calibration) -> str:
+    plan, stats = cal.plan, cal.chains.statistics
+    rows = [["effective draws, worst case", f"{plan.ess:,.0f}", f"{cal.diagnosis.ess.min():,.0f}"]]
+    if cal.chains.thin:
+        done = stats["rows"] / plan.moments.n
+        rows = [
+            ["steps per chain", f"{plan.steps:,}", f"{stats['steps']:,.0f}"],
+            ["rows touched", f"{plan.rows:,}", f"{stats['rows']:,.0f}"],
+            ["passes over the data", f"{plan.passes:,.1f}", f"{done:,.1f}"],
+            *rows,
+            ["seconds of sampling", f"{plan.seconds:.2f}", f"{stats['seconds']:.2f}"],
+        ]
+    how = f"one every {plan.thin} steps after {plan.burn_in:,} of burn-in" if cal.chains.thin else "independent"
+    intro = f"<p>Known before the first step: {plan.chains} chains of {plan.draws:,} stored draws, {how}.</p>"
+    body = [[_head(row[0]), *(f"<td>{cell}</td>" for cell in row[1:])] for row in rows]
+    return intro + _table(["", "planned", "spent or observed"], body, "slim")
+
+
+def _warnings(cal: Calibration) -> str:
+    words = [_sentence(w) for w in cal.diagnosis.warnings]
+    if cal.tuning.structure != "full":
+        words.append(
+            f"The step was restricted to a {cal.tuning.structure} form, so the predicted covariance is not the target: "
+            f"Kullback–Leibler divergence {cal.tuning.distance:.3g}."
+        )
+    return _list(words) or "<p>None.</p>"
+
+
+def _settings(cal: Calibration) -> str:
+    tuning, dynamics, fit = cal.tuning, cal.tuning.dynamics, cal.fit
+    step, rates = np.linalg.eigvalsh(tuning.step), tuning.predicted.modes.rates
+    constant = getattr(cal.model, "constant", None)
+    temperature = "infinite (SGD)" if dynamics.temperature == 0.0 else f"{dynamics.inverse_temperature:,.6g} (SGLD)"
+    pairs = [
+        ("Model", model_name(cal.model) + ("" if constant is None else f", constant {constant:g}")),
+        ("Formula", cal.design.formula if cal.design is not None else "none: arrays were given"),
+        ("Sampler", "N(estimate, target), no chain" if cal.chains.thin == 0 else "stochastic-gradient chains"),
+        ("Target", cal.plan.target_name),
+        ("Batch", f"{dynamics.batch_size:,} rows, {'with' if dynamics.replacement else 'without'} replacement"),
+        ("Momentum", f"{dynamics.momentum:g}"),
+        ("Inverse temperature", temperature),
+        (
+            "Step matrix",
+            f"{tuning.dim} × {tuning.dim}, {tuning.structure}; eigenvalues {step[0]:.3g} to {step[-1]:.3g}",
+        ),
+        ("Contraction per step", f"{rates[0]:.3g} to {rates[-1]:.3g} (eigenvalues of step × Hessian)"),
+        ("Tuning", f"proxy {tuning.proxy}, relative residual {tuning.residual:.1e}"),
+        ("Fit", f"{fit.iterations} Newton steps, {fit.gradient_norm:.1e} posterior sd from the minimum"),
+        ("Condition number", f"{fit.condition:,.3g} (Hessian scaled to unit diagonal)"),
+        ("Chains", f"{cal.plan.chains}, seed {cal.chains.seed}"),
+    ]
+    return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in pairs) + "</dl>"
+
+
+def _table(heads: list[str], rows: list[list[str]], kind: str) -> str:
+    """A table of cells that are markup already; a long one scrolls in its own box on a screen."""
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
+    body = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
+    box = "scroll tall" if len(rows) > _LONG else "scroll"
+    return f'<div class="{box}"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _head(text: str) -> str:
+    return f'<th scope="row">{escape(text)}</th>'
+
+
+def _plots(*pairs: tuple[str, str]) -> str:
+    """Figures side by side; each is a caption (markup) and an SVG, left out when empty."""
+    shown = "".join(f"<figure><figcaption>{caption}</figcaption>{svg}</figure>" for caption, svg in pairs if svg)
+    return f'<div class="plots">{shown}</div>'
+
+
+def _list(items: list[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>" if items else ""
+
+
+def _counted(title: str, cal: Calibration, at: NDArray[np.intp], rule: str) -> str:
+    total = len(cal.names)
+    return f"<b>{title}</b>" + ("" if len(at) == total else f": {len(at)} of {total} parameters, {rule}")
+
+
+def _name(cal: Calibration, j: int) -> str:
+    return f"<b>{escape(cal.names[j])}</b>"
+
+
+def _percent(share: float) -> str:
+    return f"{100.0 * share:.6g}%"
+
+
+def _short(value: float) -> str:
+    return _minus(f"{value:.4g}") if np.isfinite(value) else "unknown"
+
+
+def _minus(number: str) -> str:
+    """A number with a true minus sign."""
+    return f"−{number[1:]}" if number.startswith("-") and len(number) > 1 else number
+
+
+def _sentence(words: str) -> str:
+    return words[:1].upper() + words[1:] + "."

@@ -1,0 +1,262 @@
+"""Tables: files, formulas, categories, missing values, and the same encoding for new tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import equipoise as eq
+
+N = 120
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame(
+        {
+            "count": rng.poisson(2.0, N).astype(float),
+            "age": rng.uniform(20.0, 60.0, N),
+            "a": rng.normal(size=N),
+            "level": rng.integers(1, 11, N),
+            "region": rng.choice(["north", "east", "south"], N),
+            "size": pd.Categorical(rng.choice(["low", "mid", "high"], N), categories=["low", "mid", "high"]),
+            "flag": rng.random(N) < 0.5,
+            "my col": rng.normal(size=N),
+            "exposure": rng.uniform(0.5, 2.0, N),
+        }
+    )
+
+
+def dummies(column, levels) -> np.ndarray:
+    return np.column_stack([(column == level).to_numpy(float) for level in levels])
+
+
+def test_intercept_numbers_and_text(frame) -> None:
+    made = eq.data.table(frame, "count ~ age + region")
+    assert made.names == ("Intercept", "age", "region[T.north]", "region[T.south]")
+    assert made.response == "count"
+    expected = np.column_stack([np.ones(N), frame["age"], dummies(frame["region"], ["north", "south"])])
+    np.testing.assert_array_equal(made.x, expected)
+    np.testing.assert_array_equal(made.y, frame["count"])
+
+
+def test_no_intercept_and_coded_numbers(frame) -> None:
+    made = eq.data.table(frame, "count ~ C(level) - 1")
+    np.testing.assert_array_equal(made.x, dummies(frame["level"], range(1, 11)))
+
+
+def test_category_order_chooses_the_baseline(frame) -> None:
+    made = eq.data.table(frame, "count ~ size")
+    assert made.names == ("Intercept", "size[T.mid]", "size[T.high]")
+    assert made.design.template == {"size": ["low", "mid", "high"]}
+
+
+def test_interactions_and_transforms(frame) -> None:
+    made = eq.data.table(frame, "count ~ age:region + np.log(age) + I(a**2) + flag + `my col`")
+    np.testing.assert_allclose(made.x[:, made.names.index("np.log(age)")], np.log(frame["age"]))
+    np.testing.assert_allclose(made.x[:, made.names.index("I(a ** 2)")], frame["a"] ** 2)
+    east = made.names.index("age:region[east]")
+    np.testing.assert_allclose(made.x[:, east], frame["age"] * (frame["region"] == "east"))
+    star = eq.data.table(frame, "count ~ age*region")
+    assert star.dim == 6
+    assert "age:region[T.south]" in star.names
+
+
+@pytest.mark.parametrize("formula", ["count ~ center(age)", "count ~ scale(age)", "count ~ poly(age, 2)"])
+def test_transforms_that_learn_from_the_data(frame, formula) -> None:
+    made = eq.data.table(frame, formula)
+    assert made.design.stateful
+    # centred on the training table, so a new table is not centred on itself
+    np.testing.assert_allclose(made.x[:, 1:].mean(axis=0), 0.0, atol=1e-12)
+    new, _ = made.design.encode(frame.iloc[:7])
+    np.testing.assert_allclose(np.asarray(new), made.x[:7], rtol=1e-12)
+
+
+def test_only_mentioned_columns_count_as_missing(frame) -> None:
+    holes = frame.assign(df=np.nan, np=np.nan, north=np.nan)
+    made = eq.data.table(holes, "count ~ bs(age, df=4) + C(region, contr.treatment('north'))")
+    assert made.n == N
+
+
+def test_offset_and_weights_columns(frame) -> None:
+    made = eq.data.table(frame, "count ~ age", weights="exposure", offset="a")
+    np.testing.assert_array_equal(made.weights, frame["exposure"])
+    np.testing.assert_array_equal(made.offset, frame["a"])
+    assert made.names == ("Intercept", "age")
+
+
+def holed(frame) -> pd.DataFrame:
+    holes = frame.copy()
+    holes.loc[3, "age"] = np.nan
+    holes.loc[7, "region"] = None
+    holes.loc[9, "exposure"] = np.nan
+    return holes
+
+
+def test_missing_values_are_named(frame) -> None:
+    with pytest.raises(eq.InvalidInput, match=r"missing in columns \['age', 'region'\], rows 3, 7.*missing='drop'"):
+        eq.data.table(holed(frame), "count ~ age + region")
+
+
+def test_missing_values_are_dropped_together(frame) -> None:
+    made = eq.data.table(holed(frame), "count ~ age + region", weights="exposure", missing="drop")
+    kept = frame.drop(index=[3, 7, 9])
+    np.testing.assert_array_equal(made.y, kept["count"])
+    np.testing.assert_array_equal(made.x[:, 1], kept["age"])
+    np.testing.assert_array_equal(made.weights, kept["exposure"])
+
+
+def test_missing_values_elsewhere_do_not_matter(frame) -> None:
+    assert eq.data.table(holed(frame), "count ~ a").n == N
+
+
+def test_missing_values_made_by_a_transform_are_not_dropped_in_silence(frame) -> None:
+    with pytest.raises(eq.InvalidInput, match=r"X: must be finite; got NaN or infinity at \(0, 1\)"):
+        eq.data.table(frame, "count ~ lag(age)")
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_csv_with_any_separator(frame, separator, tmp_path) -> None:
+    path = tmp_path / ("data.tsv" if separator == "\t" else "data.csv")
+    frame.to_csv(path, sep=separator, index=False)
+    for source in (path, str(path)):
+        made = eq.data.table(source, "count ~ age + C(region) + flag")
+        np.testing.assert_allclose(made.x, eq.data.table(frame, "count ~ age + C(region) + flag").x, rtol=1e-15)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".pq"])
+def test_parquet(frame, suffix, tmp_path) -> None:
+    path = tmp_path / f"data{suffix}"
+    frame.to_parquet(path)
+    made = eq.data.table(path, "count ~ size + age")
+    np.testing.assert_array_equal(made.x, eq.data.table(frame, "count ~ size + age").x)
+
+
+def test_files_that_are_not_tables(tmp_path) -> None:
+    with pytest.raises(eq.InvalidInput, match="data: must be an existing CSV or Parquet file"):
+        eq.data.table(tmp_path / "nothing.csv", "y ~ x")
+    (tmp_path / "data.xlsx").write_text("y")
+    with pytest.raises(eq.InvalidInput, match=r"ending in \.csv.*got data.xlsx"):
+        eq.data.table(tmp_path / "data.xlsx", "y ~ x")
+    for name, content in (("broken.parquet", b"not parquet"), ("empty.csv", b""), ("odd.csv", b"a,b\n1,2\n1,2,3\n")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(eq.InvalidInput, match="data: must be a readable table"):
+            eq.data.table(tmp_path / name, "a ~ b")
+
+
+@pytest.mark.parametrize(
+    ("formula", "message"),
+    [
+        ("count ~ nothing", r"formula: must be made of columns of the table.*got \['nothing'\]"),
+        ("count ~ center(nothing)", "formula: must be applicable to the table.*nothing"),
+        ("region ~ age", "single numeric response.*code the response as numbers"),
+        ("count + age ~ a", "single numeric response"),
+        ("~ age", "one with a response"),
+        ("age", "one with a response"),
+        ("count ~ age +", "a valid formula such as"),
+        ("count age", "a valid formula such as"),
+        ("count ~ age | a", "single right-hand side"),
+        ("count ~ 0", "at least one row and one column"),
+    ],
+)
+def test_formulas_that_do_not_fit(frame, formula, message) -> None:
+    with pytest.raises(eq.InvalidInput, match=message) as caught:
+        eq.data.table(frame, formula)
+    # one readable line, without terminal colours
+    assert str(caught.value).isprintable()
+
+
+def test_other_arguments(frame) -> None:
+    with pytest.raises(eq.InvalidInput, match="missing: must be 'raise' or 'drop'; got 'ignore'"):
+        eq.data.table(frame, "count ~ age", missing="ignore")
+    with pytest.raises(eq.InvalidInput, match=r"got \['nothing'\]"):
+        eq.data.table(frame, "count ~ age", weights="nothing")
+    with pytest.raises(eq.InvalidInput, match="weights: must be numeric"):
+        eq.data.table(frame, "count ~ age", weights="region")
+    with pytest.raises(eq.InvalidInput, match="data: must be a DataFrame or a file path; got ndarray"):
+        eq.data.table(np.ones((3, 2)), "count ~ age")
+
+
+def fitted(frame, formula, **options):
+    # independent draws suffice: what is tested is the encoding
+    return eq.calibrate(
+        eq.glm("poisson", prior_precision=0.01),
+        frame,
+        formula=formula,
+        sampler="gaussian",
+        ess=200,
+        chains=2,
+        **options,
+    )
+
+
+FORMULAS = [
+    "count ~ age + region",
+    "count ~ a + C(level)",
+    "count ~ size",
+    "count ~ C(size) + age:region",
+    "count ~ C(level, levels=[10, 9, 8, 7, 6, 5, 4, 3, 2, 1])",
+    "count ~ C(region, contr.treatment('north')) + np.log(age)",
+    "count ~ C(region, contr.sum) - 1",
+    "count ~ flag + C(flag):a",
+    "count ~ `my col`",
+    "count ~ 1",
+]
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_predictions_for_new_tables_before_and_after_loading(frame, formula, tmp_path) -> None:
+    cal = fitted(frame, formula)
+    # a few rows, in another order, with only some of the levels
+    new = frame.iloc[[70, 3, 4]].drop(columns="count")
+    expected = np.exp(eq.data.table(frame, formula).x[[70, 3, 4]] @ cal.fit.params)
+    for run in (cal, eq.load(cal.save(tmp_path / "run.eqz"))):
+        found = run.predict(new)
+        np.testing.assert_allclose(found["estimate"], expected, rtol=1e-12)
+        assert list(found.index) == [70, 3, 4]
+        assert (found["lower"] < found["upper"]).all()
+
+
+def test_numeric_columns_take_new_values_beside_a_coded_column_that_starts_alike(frame) -> None:
+    # "a" is the beginning of "age" in C(age)
+    cal = fitted(frame.assign(age=frame["level"]), "count ~ a + C(age)")
+    assert cal.predict(pd.DataFrame({"a": [50.0], "age": [3]})).shape == (1, 3)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_unseen_levels_and_bad_new_tables(frame, loaded, tmp_path) -> None:
+    cal = fitted(frame, "count ~ age + region")
+    if loaded:
+        cal = eq.load(cal.save(tmp_path / "run.eqz"))
+    new = frame.iloc[:3]
+    with pytest.raises(eq.InvalidInput, match=r"region: must be one of the levels .*got \['west'\]"):
+        cal.predict(new.assign(region="west"))
+    with pytest.raises(eq.InvalidInput, match=r"columns of the table.*\['age'\]"):
+        cal.predict(new.drop(columns="age"))
+    with pytest.raises(eq.InvalidInput, match=r"missing in columns \['age'\], rows 1"):
+        cal.predict(new.assign(age=[30.0, np.nan, 40.0]))
+    with pytest.raises(eq.InvalidInput, match="applicable to the table"):
+        cal.predict(new.assign(age="old"))
+    with pytest.raises(eq.InvalidInput, match="offset: must be left out for a table"):
+        cal.predict(new, offset=[1.0, 2.0, 3.0])
+
+
+def test_loaded_runs_cannot_relearn_transforms(frame, tmp_path) -> None:
+    cal = fitted(frame, "count ~ center(age)")
+    matrix = np.column_stack([np.ones(2), [1.0, 2.0]])
+    loaded = eq.load(cal.save(tmp_path / "run.eqz"))
+    with pytest.raises(eq.InvalidInput, match="transforms that learn from the data"):
+        loaded.predict(frame.iloc[:2])
+    pd.testing.assert_frame_equal(loaded.predict(matrix), cal.predict(matrix))
+
+
+def test_offset_column_enters_fit_and_prediction(frame, tmp_path) -> None:
+    table = frame.assign(log_exposure=np.log(frame["exposure"]))
+    cal = fitted(table, "count ~ age", offset="log_exposure")
+    doubled = table.iloc[:4].assign(log_exposure=table["log_exposure"].iloc[:4] + np.log(2.0))
+    for run in (cal, eq.load(cal.save(tmp_path / "run.eqz"))):
+        np.testing.assert_allclose(run.predict(doubled), 2.0 * run.predict(table.iloc[:4]), rtol=1e-12)
+    with pytest.raises(eq.InvalidInput, match="log_exposure"):
+        cal.predict(frame.iloc[:4])
