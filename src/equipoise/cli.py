@@ -51,110 +51,54 @@ def _table_file(path: Path | None) -> Path | None:
     return path
 
 
-def _option(*names: str, panel: str, text: str, metavar: str | None = None, **more: Any) -> Any:
-    return typer.Option(*names, help=text, metavar=metavar, rich_help_panel=panel, **more)
+def _option(name: str, panel: str, text: str, metavar: str | None = None, **more: Any) -> Any:
+    return typer.Option(name, help=text, metavar=metavar, rich_help_panel=panel, **more)
 
 
-Data = Annotated[Path, typer.Argument(help="A CSV or Parquet file with a header row.", show_default=False)]
-Formula = Annotated[
-    str,
-    typer.Argument(
-        help="What to explain by what: 'count ~ age + C(region)'. C() marks categories.", show_default=False
-    ),
-]
-Weights = Annotated[str | None, _option("--weights", panel=_DATA, metavar="COL", text="Column of positive weights.")]
-Offset = Annotated[
-    str | None,
-    _option("--offset", panel=_DATA, metavar="COL", text="Column added to the predictor, such as log exposure."),
-]
-Missing = Annotated[
-    str,
-    _option("--missing", panel=_DATA, metavar="raise|drop", text="Stop at missing values, or leave those rows out."),
-]
-TuningRows = Annotated[
-    int | None,
-    _option("--tuning-rows", panel=_DATA, metavar="N", text="Fit and tune on this many random rows; sample on all."),
-]
-Family = Annotated[
-    str,
-    _option(
-        "--family",
-        panel=_MODEL,
-        metavar="NAME",
-        text="gaussian, bernoulli (logit), poisson, gamma or negative-binomial.",
-    ),
-]
-Scale = Annotated[
-    float | None,
-    _option("--scale", panel=_MODEL, text="Standard deviation of the gaussian family; from the residuals if left out."),
-]
-Shape = Annotated[float | None, _option("--shape", panel=_MODEL, text="Shape of the gamma family; 1 if left out.")]
-Dispersion = Annotated[
-    float | None,
-    _option("--dispersion", panel=_MODEL, text="a in the negative binomial's variance μ + a μ²; 1 if left out."),
-]
-Prior = Annotated[
-    float, _option("--prior-precision", panel=_MODEL, text="Precision of a normal prior at zero on each coefficient.")
-]
-Target = Annotated[
-    str,
-    _option(
-        "--target",
-        panel=_CHAIN,
-        metavar="sandwich|posterior|bayesbag",
-        text="Covariance of the draws: robust to a wrong model, the model's own, or the bagged posterior's.",
-    ),
-]
-Ess = Annotated[float, _option("--ess", panel=_CHAIN, text="Effective draws wanted, all chains together.")]
-Chains = Annotated[int, _option("--chains", panel=_CHAIN, text="Number of chains.")]
-Seed = Annotated[int, _option("--seed", panel=_CHAIN, text="The same seed gives the same draws.")]
-BatchSize = Annotated[
-    Any, _option("--batch-size", panel=_CHAIN, metavar="N|auto", parser=_batch, text="Rows per step.")
-]
-Momentum = Annotated[float, _option("--momentum", panel=_CHAIN, text="Heavy-ball coefficient, from 0 to below 1.")]
-Temperature = Annotated[
-    float,
-    _option("--inverse-temperature", panel=_CHAIN, text="inf is SGD; the number of rows is canonical SGLD."),
-]
-Replacement = Annotated[
-    bool,
-    _option(
-        "--replacement/--no-replacement", panel=_CHAIN, text="Draw the rows of a batch with or without replacement."
-    ),
-]
-Step = Annotated[
-    float | None,
-    _option(
-        "--step", panel=_CHAIN, text="Scalar step size; without it, the matrix tuned to the target.", show_default=False
-    ),
-]
-Sampler = Annotated[
-    str,
-    _option(
-        "--sampler", panel=_CHAIN, metavar="sgmcmc|gaussian", text="Run the chains, or draw from N(estimate, target)."
-    ),
-]
-Interval = Annotated[float, _option("--interval", panel=_OUT, callback=_share, text="Probability of the intervals.")]
-Report = Annotated[
-    Path | None, _option("--report", panel=_OUT, metavar="FILE.html", text="Write a page with the plots.")
-]
-Save = Annotated[
-    Path | None, _option("--save", panel=_OUT, metavar="FILE.eqz", text="Keep the run, for equipoise.load in Python.")
-]
+Data = Annotated[Path, typer.Argument(help="A CSV or Parquet file with a header row.")]
+Formula = Annotated[str, typer.Argument(help="Such as 'count ~ age + C(region)'; C() marks categories.")]
+
+Weights = Annotated[str | None, _option("--weights", _DATA, "Column of positive weights.", "COL")]
+Offset = Annotated[str | None, _option("--offset", _DATA, "Column added to the predictor: log exposure.", "COL")]
+Missing = Annotated[str, _option("--missing", _DATA, "Stop at missing values, or leave those rows out.", "raise|drop")]
+TuningRows = Annotated[int | None, _option("--tuning-rows", _DATA, "Fit and tune on this many random rows.", "N")]
+
+_FAMILIES = "gaussian, bernoulli (logit), poisson, gamma or negative-binomial."
+_SCALE = "Standard deviation of the gaussian family; from the residuals if left out."
+_DISPERSION = "a in the negative binomial's variance μ + a μ²; 1 if left out."
+Family = Annotated[str, _option("--family", _MODEL, _FAMILIES, "NAME")]
+Scale = Annotated[float | None, _option("--scale", _MODEL, _SCALE)]
+Shape = Annotated[float | None, _option("--shape", _MODEL, "Shape of the gamma family; 1 if left out.")]
+Dispersion = Annotated[float | None, _option("--dispersion", _MODEL, _DISPERSION)]
+Prior = Annotated[float, _option("--prior-precision", _MODEL, "Of a normal prior at zero on each coefficient.")]
+
+_TARGETS = (
+    "Covariance of the draws: sandwich (right even if the model is wrong), posterior (the model's own) or bayesbag."
+)
+_SAMPLERS = "sgmcmc runs the chains; gaussian draws from N(estimate, target)."
+_STEP = "Scalar step size; without it, the matrix tuned to the target."
+_BETA = "inf is SGD; the number of rows is canonical SGLD."
+Target = Annotated[str, _option("--target", _CHAIN, _TARGETS, "NAME")]
+Sampler = Annotated[str, _option("--sampler", _CHAIN, _SAMPLERS, "NAME")]
+Ess = Annotated[float, _option("--ess", _CHAIN, "Effective draws wanted, all chains together.")]
+Chains = Annotated[int, _option("--chains", _CHAIN, "Number of chains.")]
+Seed = Annotated[int, _option("--seed", _CHAIN, "The same seed gives the same draws.")]
+BatchSize = Annotated[Any, _option("--batch-size", _CHAIN, "Rows per step.", "N|auto", parser=_batch)]
+Momentum = Annotated[float, _option("--momentum", _CHAIN, "Heavy-ball coefficient, from 0 to below 1.")]
+Temperature = Annotated[float, _option("--inverse-temperature", _CHAIN, _BETA)]
+NoReplacement = Annotated[bool, _option("--no-replacement", _CHAIN, "Draw the rows of a batch without replacement.")]
+Step = Annotated[float | None, _option("--step", _CHAIN, _STEP)]
+
+_CHECKPOINT = "Save the state here, and resume from it when it exists."
+Interval = Annotated[float, _option("--interval", _OUT, "Probability of the intervals.", callback=_share)]
+Report = Annotated[Path | None, _option("--report", _OUT, "Write a page with the plots.", "FILE.html")]
+Save = Annotated[Path | None, _option("--save", _OUT, "Keep the run, for equipoise.load in Python.", "FILE.eqz")]
 DrawsOut = Annotated[
-    Path | None,
-    _option(
-        "--draws-out", panel=_OUT, metavar="FILE", callback=_table_file, text="Write the draws as .csv or .parquet."
-    ),
+    Path | None, _option("--draws-out", _OUT, "Write the draws as .csv or .parquet.", "FILE", callback=_table_file)
 ]
-CheckpointFile = Annotated[
-    Path | None,
-    _option("--checkpoint", panel=_OUT, metavar="FILE", text="Save the state here, and resume from it when it exists."),
-]
-ShowProgress = Annotated[
-    bool, _option("--progress/--no-progress", panel=_OUT, text="Show a progress bar on long runs.")
-]
-Debug = Annotated[bool, _option("--debug", panel=_OUT, text="Show the traceback of an error.")]
+CheckpointFile = Annotated[Path | None, _option("--checkpoint", _OUT, _CHECKPOINT, "FILE")]
+NoProgress = Annotated[bool, _option("--no-progress", _OUT, "Show no progress bar.")]
+Debug = Annotated[bool, _option("--debug", _OUT, "Show the traceback of an error.")]
 
 
 @app.command("fit")
@@ -178,13 +122,13 @@ def fit_command(
     batch_size: BatchSize = "auto",
     momentum: Momentum = 0.0,
     inverse_temperature: Temperature = inf,
-    replacement: Replacement = True,
+    no_replacement: NoReplacement = False,
     interval: Interval = 0.95,
     report: Report = None,
     save: Save = None,
     draws_out: DrawsOut = None,
     checkpoint: CheckpointFile = None,
-    progress: ShowProgress = True,
+    no_progress: NoProgress = False,
     debug: Debug = False,
 ) -> None:
     """Fit a regression and draw from the target around it.
@@ -199,8 +143,8 @@ def fit_command(
         model = eq.glm(family, scale=scale, shape=shape, dispersion=dispersion, prior_precision=prior_precision)
         made = eq.calibrate(
             model, data, target, ess, chains, seed, sampler=sampler, formula=formula, weights=weights, offset=offset,
-            missing=missing, progress=progress, checkpoint=checkpoint, batch_size=batch_size, momentum=momentum,
-            inverse_temperature=inverse_temperature, replacement=replacement, tuning_rows=tuning_rows,
+            missing=missing, progress=not no_progress, checkpoint=checkpoint, batch_size=batch_size, momentum=momentum,
+            inverse_temperature=inverse_temperature, replacement=not no_replacement, tuning_rows=tuning_rows,
         )  # fmt: skip
         _show(made.summary(interval))
         _write(made, interval, report, save, draws_out)
@@ -226,7 +170,7 @@ def plan_command(
     batch_size: BatchSize = "auto",
     momentum: Momentum = 0.0,
     inverse_temperature: Temperature = inf,
-    replacement: Replacement = True,
+    no_replacement: NoReplacement = False,
     debug: Debug = False,
 ) -> None:
     """Say what a run would cost, without sampling: steps, rows touched, effective draws, time.
@@ -239,7 +183,7 @@ def plan_command(
         model = eq.glm(family, scale=scale, shape=shape, dispersion=dispersion, prior_precision=prior_precision)
         budget = eq.plan(
             model, data, target, ess, chains, seed, formula=formula, weights=weights, offset=offset, missing=missing,
-            batch_size=batch_size, momentum=momentum, inverse_temperature=inverse_temperature, replacement=replacement,
+            batch_size=batch_size, momentum=momentum, inverse_temperature=inverse_temperature, replacement=not no_replacement,
             tuning_rows=tuning_rows,
         )  # fmt: skip
         typer.echo(str(budget))
@@ -264,7 +208,7 @@ def theory_command(
     batch_size: BatchSize = "auto",
     momentum: Momentum = 0.0,
     inverse_temperature: Temperature = inf,
-    replacement: Replacement = True,
+    no_replacement: NoReplacement = False,
     debug: Debug = False,
 ) -> None:
     """Predict what a chain would do: its covariance, stability, bias and mixing, without running it.
@@ -277,6 +221,7 @@ def theory_command(
     with _one_line_errors(debug):
         import equipoise as eq
         from equipoise.report.summary import summarise_law
+        from equipoise.targets import target_matrix
 
         model = eq.glm(family, scale=scale, shape=shape, dispersion=dispersion, prior_precision=prior_precision)
         rows = eq.data.table(data, formula, weights=weights, offset=offset, missing=missing)
@@ -284,8 +229,8 @@ def theory_command(
             batch_size = eq.plan(model, rows, tuning_rows=tuning_rows, seed=seed).tuning.dynamics.batch_size
         fitted = eq.fit(model, rows, tuning_rows=tuning_rows, seed=seed)
         moments = eq.moments(model, rows, fitted.params, tuning_rows=tuning_rows, seed=seed)
-        dynamics = eq.Dynamics(batch_size, momentum, inverse_temperature, replacement)
-        wanted = _target(target, moments)
+        dynamics = eq.Dynamics(batch_size, momentum, inverse_temperature, not no_replacement)
+        wanted = target_matrix(target, moments)
         law = eq.tune(moments, wanted, dynamics).predicted if step is None else eq.stationary(moments, step, dynamics)
         _show(summarise_law(moments, law, wanted, target))
 
@@ -314,7 +259,7 @@ def main() -> None:
         message = getattr(error, "format_message", None)
         if message is None:
             raise
-        _complain(f"{message()} See 'equipoise --help'.")
+        _complain(f"{message().rstrip('.')}. See 'equipoise --help'.")
         code = 2
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -331,7 +276,7 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        if isinstance(error, BrokenPipeError):
+        if isinstance(error, BrokenPipeError):  # the reader of our output left: typer ends quietly
             raise
         if isinstance(error, EquipoiseError):
             _complain(_as_options(str(error)))
@@ -353,12 +298,6 @@ def _as_options(message: str) -> str:
     """Remedies that name Python arguments, as options: missing='drop' becomes --missing drop."""
     known = r"\b(missing|sampler|prior_precision|inverse_temperature|batch_size|tuning_rows)=(?:'(\w+)'|\.\.\.)"
     return re.sub(known, lambda m: f"--{m[1].replace('_', '-')} {m[2] or '...'}", message).replace("numpy.inf", "inf")
-
-
-def _target(name: str, moments: Any) -> Any:
-    from equipoise.targets import target_matrix
-
-    return target_matrix(name, moments)
 
 
 def _show(summary: Summary) -> None:

@@ -151,6 +151,11 @@ def _structured(moments: Moments, target: Array, dynamics: Dynamics, proxy: str,
 
 
 def _require_feasible(equation: StepEquation, moments: Moments) -> None:
+    if equation.temperature == 0.0 and not equation.noise.any():
+        raise InfeasibleTarget(
+            "target: a chain without gradient noise (the whole data in every batch) and without injected noise has no "
+            "spread. To fix: use a smaller batch_size, or a finite inverse_temperature."
+        )
     if equation.slopes[0] <= 0.0:
         raise FitFailed(
             f"the Hessian is not positive definite (smallest eigenvalue of H·target {equation.slopes[0]:.2g}), so no step "

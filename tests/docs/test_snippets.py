@@ -127,7 +127,9 @@ def _anchors(page: Path) -> set[str]:
 def test_equations_cited_in_the_code_exist() -> None:
     anchors = _anchors(DOCS / "theory.md")
     cited = {
-        number for file in (ROOT / "src").rglob("*.py") for number in re.findall(r"eq\. (\d+\.\d+)", file.read_text("utf-8"))
+        number
+        for file in (ROOT / "src").rglob("*.py")
+        for number in re.findall(r"eq\. (\d+\.\d+)", file.read_text("utf-8"))
     }
     assert cited
     assert {f"eq-{number.replace('.', '-')}" for number in cited} <= anchors

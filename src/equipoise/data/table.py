@@ -71,15 +71,15 @@ class Design:
         import pandas as pd
 
         height = max([2, *(len(levels) for levels in self.template.values() if levels is not None)])
-        frame = pd.DataFrame(
-            {
-                name: np.linspace(1.0, 2.0, height)
-                if levels is None
-                # with categories, because their order chooses the baseline
-                else pd.Categorical([levels[i % len(levels)] for i in range(height)], categories=levels)
-                for name, levels in self.template.items()
-            }
-        )
+        columns: dict[str, Any] = {}
+        for name, levels in self.template.items():
+            values = (
+                np.linspace(1.0, 2.0, height) if levels is None else [levels[i % len(levels)] for i in range(height)]
+            )
+            # numbers inside C() may be used as numbers elsewhere; otherwise the order of the levels sets the baseline
+            plain = levels is None or (_inside_c(name, self.formula) and _are_sorted_numbers(levels))
+            columns[name] = values if plain else pd.Categorical(values, categories=levels)
+        frame = pd.DataFrame(columns)
         return _encoded(_formula(self.formula).rhs, frame, self.formula).model_spec
 
 
@@ -180,11 +180,13 @@ def table(
 
 def _design(formula: str, spec: Any, frame: pd.DataFrame, offset: str | None) -> Design:
     variables = sorted(str(v) for v in spec.required_variables if v in frame.columns)
-    coded = [
-        v for v in variables if _is_categorical(frame[v]) or re.search(rf"\bC\(\s*`?{re.escape(v)}`?\s*[,)]", formula)
-    ]
+    coded = [v for v in variables if _is_categorical(frame[v]) or _inside_c(v, formula)]
     template = {v: _levels(frame[v]) if v in coded else None for v in variables}
     return Design(formula, spec, template, offset, stateful=bool(spec.transform_state))
+
+
+def _inside_c(name: str, formula: str) -> bool:
+    return re.search(rf"\bC\(\s*`?{re.escape(name)}`?\s*[,)]", formula) is not None
 
 
 def _levels(column: pd.Series[Any]) -> list[Any]:
@@ -196,6 +198,10 @@ def _levels(column: pd.Series[Any]) -> list[Any]:
         return sorted(levels)
     except TypeError:  # of mixed types
         return sorted(levels, key=str)
+
+
+def _are_sorted_numbers(levels: list[Any]) -> bool:
+    return all(isinstance(level, (bool, int, float)) for level in levels) and levels == sorted(levels)
 
 
 def _is_categorical(column: pd.Series[Any]) -> bool:

@@ -45,7 +45,7 @@ def spectral_radius(modes: Modes, noise: Noise) -> float:
         S = v.reshape(dim, dim)
         return (keep * S + spread(S)).ravel()
 
-    return _largest_symmetric(square, np.eye(dim).ravel())
+    return _top(square, np.eye(dim).ravel())[0]
 
 
 def largest_multiple(modes: Modes, noise: Noise) -> float:
@@ -64,15 +64,7 @@ def largest_multiple(modes: Modes, noise: Noise) -> float:
         S = v.reshape(dim, dim)
         return (kept * S + root * spread(root * S)).ravel()
 
-    return 1.0 / _largest_symmetric(pencil, np.diag(np.diag(root)).ravel())
-
-
-def _largest_symmetric(apply: Callable[[Array], Array], start: Array) -> float:
-    size = start.size
-    if size <= _DENSE:
-        return float(np.linalg.eigvalsh(_dense(apply, size))[-1])
-    operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
-    return float(eigsh(operator, k=1, which="LA", v0=start, tol=1e-10, return_eigenvectors=False)[0])
+    return 1.0 / _top(pencil, np.diag(np.diag(root)).ravel())[0]
 
 
 def resolvent(modes: Modes, gamma: float) -> Array:
@@ -103,49 +95,42 @@ def mean_radius2(modes: Modes) -> float:
 
 
 def _joint_radius(modes: Modes, spread: Callable[[Array], Array]) -> float:
-    """The γ at which the pencil (K̃, W(γ)) has largest eigenvalue 1, by Rayleigh-quotient iteration on γ."""
-    dim, floor = modes.rates.size, mean_radius2(modes) * (1.0 + 1e-12)
-    gamma, vector = max(1.0, 1.01 * floor), np.eye(dim)
-    for _ in range(30):
+    """The γ at which the pencil (K̃, W(γ)) has largest eigenvalue θ(γ) = 1.
+
+    θ falls with γ. Newton's method on 1/θ, whose derivative is ⟨S, W'∘S⟩/θ at the eigenvector S with ⟨S, W∘S⟩ = 1, is
+    kept inside a shrinking bracket.
+    """
+    dim, low, high = modes.rates.size, mean_radius2(modes), np.inf
+    gamma, start = max(1.0, 1.01 * low), np.eye(dim).ravel()
+    for _ in range(50):
         root = resolvent(modes, gamma) ** -0.5
 
         def pencil(v: Array, root: Array = root) -> Array:
-            S = v.reshape(dim, dim)
-            return (root * spread(root * S)).ravel()
+            return (root * spread(root * v.reshape(dim, dim))).ravel()
 
-        S = root * _top_vector(pencil, vector.ravel()).reshape(dim, dim)
-        vector, force = S / root, float(np.sum(S * spread(S)))
-        previous, gamma = (
-            gamma,
-            _crossing(lambda g, S=S, f=force: float(np.sum(S * S * resolvent(modes, g))) - f, floor),
-        )
-        if abs(gamma - previous) <= 1e-10 * gamma:
+        theta, start = _top(pencil, start)
+        S = root * start.reshape(dim, dim)
+        low, high = (gamma, high) if theta > 1.0 else (low, gamma)
+        h = 1e-6 * gamma
+        slope = float(np.sum(S * S * (resolvent(modes, gamma + h) - resolvent(modes, gamma - h)))) / (2.0 * h)
+        change = (theta - 1.0) / slope
+        if abs(change) <= 1e-11 * gamma or high - low <= 1e-14:
             break
+        gamma += change
+        if not low < gamma < high:
+            gamma = 0.5 * (low + high)
     return gamma
 
 
-def _crossing(rises: Callable[[float], float], floor: float) -> float:
-    """Where an increasing function passes zero above `floor`; `floor` itself if it is positive from the start."""
-    if rises(floor) >= 0.0:
-        return floor
-    high = max(1.0, 2.0 * floor)
-    while rises(high) < 0.0:
-        high *= 2.0
-    low = floor
-    while high - low > 1e-15 * high:
-        middle = 0.5 * (low + high)
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if rises(middle) < 0.0 else (low, middle)
-    return high
-
-
-def _top_vector(apply: Callable[[Array], Array], start: Array) -> Array:
+def _top(apply: Callable[[Array], Array], start: Array) -> tuple[float, Array]:
+    """Largest eigenvalue and its unit eigenvector."""
     size = start.size
     if size <= _DENSE:
-        return np.linalg.eigh(_dense(apply, size))[1][:, -1]
-    operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
-    return eigsh(operator, k=1, which="LA", v0=start, tol=1e-7)[1][:, 0]
+        values, vectors = np.linalg.eigh(_dense(apply, size))
+    else:
+        operator = LinearOperator((size, size), matvec=apply, dtype=np.float64)
+        values, vectors = eigsh(operator, k=1, which="LA", v0=start, tol=1e-10)
+    return float(values[-1]), vectors[:, -1]
 
 
 def _dense(apply: Callable[[Array], Array], size: int) -> Array:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.linalg import cho_factor, cho_solve, eigh, solve
+from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.errors import EquipoiseError, InvalidInput, UnstableStep
 from equipoise.theory import mixing
@@ -211,7 +211,7 @@ def law(moments: Moments, cov: Array, step: Array, dynamics: Dynamics, proxy: st
     """The law whose covariance is already known: no equation is solved."""
     noise = proxy_noise(moments, dynamics, proxy)
     cov = 0.5 * (cov + cov.T)
-    bias = -0.5 * solve(moments.hessian, moments.third_derivative(cov), assume_a="sym")
+    bias = -0.5 * np.linalg.solve(moments.hessian, moments.third_derivative(cov)).astype(np.float64)
     return Stationary(cov, step, moments.hessian, noise.at(cov), noise.constant, bias, dynamics, proxy, noise)
 
 
