@@ -46,9 +46,9 @@ def main() -> None:
 
     model = eq.glm("poisson")
     print("What the run will cost, known before the first step:\n")
-    print(eq.plan(model, visits, formula=FORMULA), "\n")
+    print(eq.plan(model, visits, target="sandwich", ess=2000, formula=FORMULA), "\n")
 
-    cal = eq.calibrate(model, visits, formula=FORMULA, target="sandwich", ess=2000, seed=1)
+    cal = eq.calibrate(model, visits, target="sandwich", ess=2000, formula=FORMULA)
     print(cal.summary(), "\n")
 
     moments = cal.plan.moments

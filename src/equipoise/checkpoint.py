@@ -33,7 +33,7 @@ def fingerprint(engine: Any, tuning: Tuning, options: dict[str, Any]) -> str:
     digest.update(
         json.dumps({"format": _FORMAT, "dynamics": repr(tuning.dynamics), **options}, sort_keys=True).encode()
     )
-    for array in (tuning.step, tuning.center, *engine.identity()):
+    for array in (tuning.step, tuning.center, tuning.predicted.cov, *engine.identity()):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 

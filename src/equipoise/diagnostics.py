@@ -110,7 +110,8 @@ def autocorrelation_time(draws: Array) -> float:
     if acov[0] <= 0.0:
         return 1.0
     tau = 2.0 * np.cumsum(acov / acov[0]) - 1.0
-    enough = np.arange(n) >= _WINDOW * np.maximum(tau, 0.2)
+    # five lags at least: the sums of a chain that alternates swing below zero before they settle
+    enough = np.arange(n) >= _WINDOW * np.maximum(tau, 1.0)
     window = int(np.argmax(enough)) if enough.any() else n - 1
     return max(float(tau[window]), 1.0 / n)
 

@@ -135,6 +135,12 @@ def test_equations_cited_in_the_code_exist() -> None:
     assert {f"eq-{number.replace('.', '-')}" for number in cited} <= anchors
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_tests_cited_exist(page: Path) -> None:
+    for name in re.findall(r"`(tests/[^`]*\.py)`", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).is_file(), f"{page.name} cites {name}, which does not exist"
+
+
 def rewrite(page: Path) -> None:
     """Put what the blocks print now into the text blocks of a page."""
     text, pieces, end = page.read_text(encoding="utf-8"), [], 0

@@ -359,6 +359,8 @@ def _inline(text: str, label: str) -> str:
     box = re.search(r'viewBox="[^"]+"', text)
     opening = f'<svg {box.group() if box else ""} role="img" aria-label="{escape(label)}">'
     text = opening + text[text.index(">") + 1 :].replace("xlink:href", "href")
+    # groups are named anew in every figure, and nothing refers to them
+    text = re.sub(r'<g id="[^"]*"', "<g", text)
     text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)
     # two decimals of a pixel are enough, and halve the file
     text = re.sub(r' d="[^"]*"', lambda m: re.sub(r"(\.\d\d)\d+", r"\1", m.group()), text)

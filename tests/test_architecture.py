@@ -1,0 +1,150 @@
+"""The import graph, read from the source: data flows one way, and heavy packages stay where they belong."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import equipoise
+
+ROOT = Path(equipoise.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+
+# The order in which data flows. A module imports only from its own rank and below, except inside functions.
+ORDER = [
+    {"errors", "dynamics", "progress"},
+    {"data"},
+    {"moments"},
+    {"theory"},
+    {"models"},
+    {"fit"},
+    {"targets"},
+    {"tuning"},
+    {"engines"},
+    {"checkpoint"},
+    {"sampling"},
+    {"diagnostics"},
+    {"accuracy", "risk"},
+    {"calibration"},
+    {"storage", "report", "interop"},
+    {"experiments"},
+    {"cli"},
+]
+RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
+
+
+def part(file: Path) -> str:
+    """The top-level module or package a file belongs to."""
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
+
+
+def imports(file: Path, lazy: bool) -> set[str]:
+    """Dotted names a file imports at run time; with `lazy`, also those inside functions."""
+    found: set[str] = set()
+    todo: list[ast.AST] = list(ast.parse(file.read_text(encoding="utf-8")).body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif is_type_checking(node):
+            todo += node.orelse
+        elif lazy or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            todo += ast.iter_child_nodes(node)
+    return found
+
+
+def imported_parts(file: Path, lazy: bool) -> set[str]:
+    """The parts of the library a file imports."""
+    names = {tuple(name.split(".")) for name in imports(file, lazy)}
+    return {n[1] for n in names if n[0] == "equipoise" and len(n) > 1 and n[1] != "__version__"}
+
+
+def packages(file: Path) -> set[str]:
+    """The other packages a file imports, anywhere in it."""
+    return {name.split(".")[0] for name in imports(file, lazy=True)} - {"equipoise"}
+
+
+def label(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if f.name != "__init__.py" or f.parent != ROOT], ids=label)
+def test_imports_follow_the_flow(file) -> None:
+    assert part(file) in RANK, f"{label(file)} has no place in the flow: give it a rank in this test"
+    later = {p for p in imported_parts(file, lazy=False) if RANK[p] > RANK[part(file)]}
+    assert not later, f"{label(file)} imports {sorted(later)}, which come after it"
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if part(f) in {"theory", "targets", "tuning"}], ids=label)
+def test_the_theory_sees_only_moments(file) -> None:
+    assert not packages(file) & {"jax", "numba", "pandas", "formulaic", "matplotlib"}
+    assert not imported_parts(file, lazy=True) & {"data", "models", "engines", "fit", "sampling"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=label)
+def test_heavy_packages_stay_where_they_belong(file) -> None:
+    allowed = {
+        "jax": part(file) in {"engines", "interop"} or label(file) == "models/general.py",
+        "numba": part(file) == "engines",
+        "matplotlib": part(file) in {"report", "experiments"},
+        "arviz": part(file) == "interop",
+        "formulaic": part(file) == "data",
+    }
+    assert not {package for package in packages(file) if not allowed.get(package, True)}
+
+
+def test_the_reader_of_imports_sees_what_it_should(tmp_path) -> None:
+    source = (
+        "import numba\n"
+        "from typing import TYPE_CHECKING\n"
+        "if TYPE_CHECKING:\n    from equipoise.models.glm import GLM\n"
+        "try:\n    import jax.numpy\nexcept ImportError:\n    pass\n"
+        "class A:\n    from equipoise.fit import fit\n"
+        "def f():\n    from equipoise.report import page\n"
+    )
+    file = tmp_path / "module.py"
+    file.write_text(source)
+    eager = {"numba", "typing.TYPE_CHECKING", "jax.numpy", "equipoise.fit.fit"}
+    assert imports(file, lazy=False) == eager
+    assert imports(file, lazy=True) == eager | {"equipoise.report.page"}
+    assert imported_parts(file, lazy=True) == {"fit", "report"}
+
+
+def test_importing_the_library_is_light() -> None:
+    heavy = ["jax", "numba", "pandas", "matplotlib", "formulaic", "pyarrow", "arviz", "rich"]
+    code = f"import sys, equipoise; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_exist_and_are_all_there() -> None:
+    assert sorted(equipoise.__all__) == list(equipoise.__all__)
+    for name in equipoise.__all__:
+        assert hasattr(equipoise, name)
+    contract = {
+        "calibrate", "plan", "load", "glm", "fit", "moments", "Moments", "sandwich", "posterior", "bayesbag", "Dynamics",
+        "tune", "stationary", "max_stable_step", "sample", "diagnose", "data", "EquipoiseError", "InvalidInput", "FitFailed",
+        "InfeasibleTarget", "UnstableStep", "ChainDiverged", "CheckpointMismatch",
+    }  # fmt: skip
+    assert contract <= set(equipoise.__all__)
+
+
+@pytest.mark.parametrize("file", FILES, ids=label)
+def test_modules_open_with_a_docstring_and_list_their_names(file) -> None:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    assert ast.get_docstring(tree)
+    assigned = {
+        t.id for node in tree.body if isinstance(node, ast.Assign) for t in node.targets if isinstance(t, ast.Name)
+    }
+    assert "__all__" in assigned or len(tree.body) == 1

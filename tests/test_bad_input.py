@@ -1,0 +1,275 @@
+"""The Errors section of the contract: each message names the argument, the requirement, what was given, and a remedy."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+import equipoise as eq
+
+
+@pytest.fixture(scope="module")
+def case(make_data):
+    model, data = eq.glm("poisson"), make_data("poisson", n=100, dim=3)
+    m = eq.moments(model, data, eq.fit(model, data).params)
+    return model, data, m, eq.tune(m, "sandwich", eq.Dynamics(10))
+
+
+def refused(argument: str, given: str, call) -> eq.InvalidInput:
+    """The call raises InvalidInput about the argument, in the form `argument: must be …; got …. To fix: …`."""
+    with pytest.raises(eq.InvalidInput) as caught:
+        call()
+    message = str(caught.value)
+    parts = re.fullmatch(r"(.+?): must be (.+); got (.*)\. To fix: (.+)\.", message)
+    assert parts is not None, message
+    assert parts[1] == caught.value.argument == argument
+    assert given in parts[3], message
+    assert all(len(part) > 2 for part in (parts[2], parts[4])), message
+    return caught.value
+
+
+def test_one_hierarchy() -> None:
+    names = ["InvalidInput", "FitFailed", "InfeasibleTarget", "UnstableStep", "ChainDiverged", "CheckpointMismatch"]
+    for name in names:
+        assert issubclass(getattr(eq, name), eq.EquipoiseError)
+    assert issubclass(eq.InvalidInput, ValueError)
+
+
+# the response and the model
+
+
+@pytest.mark.parametrize(
+    ("family", "value", "requirement"),
+    [
+        ("bernoulli", 2.0, "between 0 and 1"),
+        ("bernoulli", -0.5, "between 0 and 1"),
+        ("poisson", -1.0, "zero or positive"),
+        ("negative-binomial", -2.0, "zero or positive"),
+        ("gamma", 0.0, "positive"),
+    ],
+)
+def test_response_outside_the_range(family, value, requirement, make_data) -> None:
+    x, y = make_data(family, n=30, dim=2)
+    y = y.copy()
+    y[[4, 7]] = value
+    for call in (eq.fit, eq.plan, eq.calibrate):
+        error = refused("y", f"{value:g} at row 4 (2 such rows)", lambda call=call: call(eq.glm(family), (x, y)))
+        assert f"{requirement} for the {family} family" in str(error)
+
+
+def test_the_response_is_called_by_its_name(make_data) -> None:
+    import pandas as pd
+
+    x, y = make_data("poisson", n=30, dim=2)
+    refused("visits", "-1 at row 0", lambda: eq.fit(eq.glm("poisson"), (x, pd.Series(y - 1.0 - y[0], name="visits"))))
+
+
+@pytest.mark.parametrize("family", ["poisson", "negative-binomial", "bernoulli"])
+def test_pseudo_likelihood_responses_are_fine(family, make_data) -> None:
+    x, y = make_data(family, n=50, dim=2)
+    assert eq.fit(eq.glm(family), (x, 0.5 * y + 0.25)).converged
+
+
+@pytest.mark.parametrize(
+    ("argument", "given", "options"),
+    [
+        ("family", "'logistic'", {"family": "logistic"}),
+        ("scale", "2.0", {"family": "poisson", "scale": 2.0}),
+        ("shape", "2.0", {"family": "gaussian", "shape": 2.0}),
+        ("dispersion", "1.0", {"family": "gamma", "dispersion": 1.0}),
+        ("scale", "0.0", {"family": "gaussian", "scale": 0.0}),
+        ("scale", "wide", {"family": "gaussian", "scale": "wide"}),
+        ("shape", "-1.0", {"family": "gamma", "shape": -1.0}),
+        ("dispersion", "nan", {"family": "negative-binomial", "dispersion": np.nan}),
+        ("dispersion", "inf", {"family": "negative-binomial", "dispersion": np.inf}),
+        ("prior_precision", "-1", {"family": "poisson", "prior_precision": -1.0}),
+        ("prior_precision", "-2", {"family": "poisson", "prior_precision": [1.0, -2.0]}),
+        ("prior_precision", "-1", {"family": "poisson", "prior_precision": [[1.0, 2.0], [2.0, 1.0]]}),
+        ("prior_precision", "(2, 2)", {"family": "poisson", "prior_precision": [[1.0, 2.0], [0.0, 1.0]]}),
+        ("prior_precision", "(2, 3)", {"family": "poisson", "prior_precision": np.ones((2, 3))}),
+        ("prior_precision", "NaN", {"family": "poisson", "prior_precision": np.nan}),
+        ("prior_precision", "flat", {"family": "poisson", "prior_precision": "flat"}),
+        ("prior_precision", "no numbers", {"family": "poisson", "prior_precision": []}),
+        ("prior_mean", "NaN or infinity", {"family": "poisson", "prior_mean": [0.0, np.inf]}),
+    ],
+)
+def test_models_that_make_no_sense(argument, given, options) -> None:
+    refused(argument, given, lambda: eq.glm(**options))
+
+
+def test_priors_that_do_not_fit_the_columns(case) -> None:
+    _, data, _, _ = case
+    refused("prior_precision", "(2,)", lambda: eq.fit(eq.glm("poisson", prior_precision=[1.0, 2.0]), data))
+    refused("prior_precision", "(2, 2)", lambda: eq.fit(eq.glm("poisson", prior_precision=np.eye(2)), data))
+    refused("prior_mean", "(2,)", lambda: eq.fit(eq.glm("poisson", prior_mean=[1.0, 2.0]), data))
+
+
+def test_a_response_that_the_columns_fit_exactly() -> None:
+    x = np.column_stack([np.ones(20), np.arange(20.0)])
+    refused("y", "zero residuals", lambda: eq.fit(eq.glm("gaussian"), (x, np.zeros(20))))
+    assert eq.fit(eq.glm("gaussian", scale=1.0), (x, np.zeros(20))).converged
+
+
+def test_data_of_another_kind(case) -> None:
+    model, (x, _), _, _ = case
+    for data in (x, None, (x,), {"x": x}):
+        refused("data", type(data).__name__, lambda data=data: eq.fit(model, data))
+
+
+def test_not_finite_data_through_every_verb(case) -> None:
+    model, (x, y), m, tuning = case
+    broken = x.copy()
+    broken[5, 2] = np.nan
+    for call in (
+        lambda: eq.fit(model, (broken, y)),
+        lambda: eq.moments(model, (broken, y), m.params),
+        lambda: eq.sample(model, (broken, y), tuning),
+        lambda: eq.plan(model, (broken, y)),
+        lambda: eq.calibrate(model, (broken, y)),
+    ):
+        refused("X", "(5, 2)", call)
+
+
+# dynamics and sampling
+
+
+@pytest.mark.parametrize("value", [0, -3, 2.5, True, np.nan, np.inf, None, "many", [10]])
+def test_batch_size(value) -> None:
+    refused("batch_size", repr(value), lambda: eq.Dynamics(value))
+
+
+@pytest.mark.parametrize("value", [1.0, -0.1, np.nan, None, "high", True])
+def test_momentum(value) -> None:
+    refused("momentum", str(value), lambda: eq.Dynamics(10, momentum=value))
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, None, "hot"])
+def test_inverse_temperature(value) -> None:
+    refused("inverse_temperature", str(value), lambda: eq.Dynamics(10, inverse_temperature=value))
+
+
+def test_a_batch_larger_than_the_data(case) -> None:
+    model, data, m, _ = case
+    too_large = eq.Dynamics(101)
+    for call in (
+        lambda: eq.tune(m, "sandwich", too_large),
+        lambda: eq.stationary(m, 0.01, too_large),
+        lambda: m.gradient_noise(np.eye(3), too_large),
+        lambda: eq.plan(model, data, batch_size=101),
+        lambda: eq.calibrate(model, data, batch_size=101),
+    ):
+        assert "at most the number of rows, 100" in str(refused("batch_size", "101", call))
+
+
+@pytest.mark.parametrize("argument", ["draws", "chains", "seed", "thin", "burn_in", "threads"])
+@pytest.mark.parametrize("value", [-1, 2.5, True, np.nan, np.inf, "many", [3]])
+def test_counts_in_sample(case, argument, value) -> None:
+    model, data, _, tuning = case
+    refused(argument, repr(value), lambda: eq.sample(model, data, tuning, progress=False, **{argument: value}))
+
+
+@pytest.mark.parametrize("argument", ["draws", "chains", "thin", "threads"])
+def test_zero_in_sample(case, argument) -> None:
+    model, data, _, tuning = case
+    refused(argument, "0", lambda: eq.sample(model, data, tuning, **{argument: 0}))
+
+
+@pytest.mark.parametrize("value", [0, -1.0, np.nan, "on", True, [3.0]])
+def test_guard(case, value) -> None:
+    model, data, _, tuning = case
+    refused("guard", repr(value), lambda: eq.sample(model, data, tuning, guard=value))
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("ess", 0),
+        ("ess", np.nan),
+        ("ess", np.inf),
+        ("ess", "many"),
+        ("chains", 0),
+        ("chains", 2.5),
+        ("draws", 0),
+        ("draws", "many"),
+        ("thin", 0),
+        ("burn_in", -1),
+        ("batch_size", "large"),
+        ("batch_size", 0),
+        ("tuning_rows", 0),
+        ("tuning_rows", 101),
+        ("tuning_rows", 10.5),
+        ("target", "fiducial"),
+        ("proxy", "exact"),
+        ("structure", "banded"),
+    ],
+)
+def test_options_of_plan_and_calibrate(case, argument, value) -> None:
+    model, data, _, _ = case
+    for call in (eq.plan, eq.calibrate):
+        refused(argument, str(value), lambda call=call: call(model, data, **{argument: value}))
+
+
+def test_sampler_and_seed(case) -> None:
+    model, data, _, _ = case
+    refused("sampler", "'hmc'", lambda: eq.calibrate(model, data, sampler="hmc"))
+    refused("seed", "None", lambda: eq.calibrate(model, data, sampler="gaussian", seed=None))
+    refused("seed", "-1", lambda: eq.calibrate(model, data, seed=-1))
+
+
+def test_intervals_and_new_rows(case) -> None:
+    model, (x, y), _, _ = case
+    cal = eq.calibrate(model, (x, y), sampler="gaussian", ess=50)
+    for value in (0.0, 1.0, 95, np.nan, "wide"):
+        refused("interval", str(value), lambda value=value: cal.predict(x, interval=value))
+        refused("interval", str(value), lambda value=value: cal.summary(interval=value))
+    refused("X_new", "2 columns", lambda: cal.predict(x[:, :2]))
+    refused("X", "shape (3,)", lambda: cal.predict(x[0]))
+    refused("X", "shape ()", lambda: cal.predict(None))
+    refused("X", "NaN", lambda: cal.predict(np.full((1, 3), np.nan)))
+    refused("offset", "shape (2,)", lambda: cal.predict(x, offset=[1.0, 2.0]))
+
+
+# theory
+
+
+def test_arrays_for_moments() -> None:
+    g, J = np.ones((4, 2)), np.ones((4, 2, 2))
+    refused("scores", "(4,)", lambda: eq.Moments.from_arrays(g[:, 0], J))
+    refused("scores", "(0, 2)", lambda: eq.Moments.from_arrays(g[:0], J[:0]))
+    refused("hessians", "(3, 2, 2)", lambda: eq.Moments.from_arrays(g, J[:3]))
+    refused("hessians", "NaN", lambda: eq.Moments.from_arrays(g, np.full_like(J, np.nan)))
+    refused("scores", "NaN", lambda: eq.Moments.from_arrays(np.full_like(g, np.inf), J))
+    refused("prior_hessian", "(3, 3)", lambda: eq.Moments.from_arrays(g, J, np.eye(3)))
+
+
+def test_parameters_that_do_not_fit(case) -> None:
+    model, data, m, _ = case
+    refused("params", "(2,)", lambda: eq.moments(model, data, m.params[:2]))
+    refused("target", "(2, 2)", lambda: eq.tune(m, np.eye(2), eq.Dynamics(10)))
+
+
+def test_infeasible_targets_say_what_would_be_feasible(case) -> None:
+    _, _, m, _ = case
+    with pytest.raises(eq.InfeasibleTarget, match=r"target: must be positive definite.*To fix") as caught:
+        eq.tune(m, np.zeros((3, 3)), eq.Dynamics(10))
+    assert caught.value.min_inverse_temperature is None
+    # the posterior at the canonical temperature is exactly at the limit
+    with pytest.raises(eq.InfeasibleTarget, match=r"inverse_temperature: must be above .*got 50\. To fix") as caught:
+        eq.tune(m, "posterior", eq.Dynamics(10, inverse_temperature=50.0))
+    assert caught.value.min_inverse_temperature == pytest.approx(100.0, rel=1e-9)
+    assert caught.value.directions.shape == (3, 3)
+    assert eq.tune(m, "posterior", eq.Dynamics(10, inverse_temperature=101.0)).residual < 1e-10
+
+
+def test_unstable_steps_say_how_much_is_too_much(case) -> None:
+    _, _, m, tuning = case
+    with pytest.raises(eq.UnstableStep, match=r"step: must give .*got spectral radius .*To fix: multiply") as caught:
+        eq.stationary(m, 100.0 * tuning.step, tuning.dynamics)
+    error = caught.value
+    assert error.spectral_radius > 1.0
+    stable = error.largest_multiple * 100.0
+    assert eq.stationary(m, 0.999 * stable * tuning.step, tuning.dynamics).is_stable
+    with pytest.raises(eq.UnstableStep):
+        eq.stationary(m, 1.001 * stable * tuning.step, tuning.dynamics)

@@ -1,0 +1,243 @@
+"""The command line: what it prints and writes, and one readable line when something is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import equipoise as eq
+from equipoise import cli
+
+FORMULA = "count ~ age + C(region)"
+QUICK = ["--ess", "200", "--chains", "2", "--no-progress"]
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(8)
+    age, region = rng.normal(size=400), rng.choice(["east", "north", "west"], size=400)
+    mean = np.exp(0.5 + 0.3 * age + 0.4 * (region == "west"))
+    return pd.DataFrame(
+        {
+            "count": rng.poisson(mean * rng.gamma(2.0, 0.5, 400)),
+            "age": age,
+            "region": region,
+            "weight": rng.uniform(0.5, 1.5, 400),
+            "exposure": rng.normal(size=400) * 0.1,
+            "perfect": (age > 0).astype(int),
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def csv(frame: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("data") / "data.csv"
+    frame.to_csv(path, index=False)
+    return str(path)
+
+
+class Result:
+    """Exit code and output of one call of `main`."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def call(*arguments: str) -> Result:
+        monkeypatch.setattr(sys, "argv", ["equipoise", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return Result(int(stop.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+def one_line(result: Result) -> str:
+    assert result.code == 2
+    assert result.out == ""
+    lines = result.err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return lines[0]
+
+
+def test_fit_prints_the_summary_and_writes_everything(run, csv: str, frame: pd.DataFrame, tmp_path: Path) -> None:
+    page, kept, draws = tmp_path / "new" / "out.html", tmp_path / "run.eqz", tmp_path / "draws.csv"
+    result = run(
+        "fit", csv, FORMULA, "--family", "poisson", "--seed", "3", "--interval", "0.9", *QUICK,
+        "--report", str(page), "--save", str(kept), "--draws-out", str(draws),
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    same = eq.calibrate(eq.glm("poisson"), frame, ess=200, chains=2, seed=3, formula=FORMULA, progress=False)
+    cells = same.summary(0.9).cells()
+    for name, row in zip(cells.index, cells.to_numpy(), strict=True):
+        printed = next(line for line in result.out.splitlines() if line.strip().startswith(name))
+        assert printed.split()[1:] == [cell for cell in row if cell]
+    assert same.diagnosis.verdict in result.out
+    assert "90% from" in page.read_text(encoding="utf-8")
+    np.testing.assert_array_equal(eq.load(kept).draws, same.draws)
+    table = pd.read_csv(draws)
+    assert list(table.columns) == ["chain", "draw", *same.names]
+    np.testing.assert_allclose(table[list(same.names)].to_numpy(), same.chains.flat(), rtol=1e-12)
+    assert table.groupby("chain").size().tolist() == [same.draws.shape[1]] * 2
+
+
+def test_options_reach_the_library(run, frame: pd.DataFrame, tmp_path: Path) -> None:
+    data, kept, draws = tmp_path / "data.parquet", tmp_path / "run.eqz", tmp_path / "draws.parquet"
+    frame.to_parquet(data)
+    result = run(
+        "fit", str(data), "count ~ age", "--family", "negative-binomial", "--dispersion", "0.5", "--target", "bayesbag",
+        "--batch-size", "40", "--momentum", "0.3", "--inverse-temperature", "1e7", "--no-replacement",
+        "--prior-precision", "0.25", "--weights", "weight", "--offset", "exposure", "--tuning-rows", "300",
+        "--save", str(kept), "--draws-out", str(draws), "--checkpoint", str(tmp_path / "state"), *QUICK,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    made = eq.load(kept)
+    assert made.tuning.dynamics == eq.Dynamics(40, 0.3, 1e7, replacement=False)
+    assert made.plan.target_name == "bayesbag"
+    assert made.model.constant == 0.5
+    assert float(made.model.prior_precision) == 0.25
+    assert made.design is not None
+    assert made.design.offset == "exposure"
+    expected = eq.plan(
+        eq.glm("negative-binomial", dispersion=0.5, prior_precision=0.25), frame, "bayesbag", formula="count ~ age",
+        weights="weight", offset="exposure", tuning_rows=300, batch_size=40, momentum=0.3, inverse_temperature=1e7,
+        replacement=False,
+    )  # fmt: skip
+    np.testing.assert_allclose(made.tuning.step, expected.tuning.step, rtol=1e-10)
+    assert len(pd.read_parquet(draws)) == made.draws.shape[0] * made.draws.shape[1]
+    assert (tmp_path / "state").exists()
+
+
+def test_gaussian_sampler(run, csv: str) -> None:
+    result = run("fit", csv, FORMULA, "--family", "poisson", "--sampler", "gaussian", *QUICK)
+    assert result.code == 0
+    assert "N(estimate, target)" in result.out
+
+
+def test_plan_prints_the_budget(run, csv: str, frame: pd.DataFrame) -> None:
+    result = run("plan", csv, FORMULA, "--family", "poisson", "--ess", "500")
+    assert result.code == 0
+    assert result.out.strip() == str(eq.plan(eq.glm("poisson"), frame, ess=500, formula=FORMULA))
+
+
+def test_theory_of_a_scalar_step(run, csv: str, frame: pd.DataFrame) -> None:
+    result = run("theory", csv, FORMULA, "--family", "poisson", "--step", "0.03", "--batch-size", "50")
+    assert result.code == 0, result.err
+    model, rows = eq.glm("poisson"), eq.data.table(frame, FORMULA)
+    moments = eq.moments(model, rows, eq.fit(model, rows).params)
+    law = eq.stationary(moments, 0.03, eq.Dynamics(50))
+    age = next(line.split() for line in result.out.splitlines() if line.strip().startswith("age "))
+    j = moments.names.index("age")
+    sd, wanted = np.sqrt(law.cov[j, j]), np.sqrt(eq.sandwich(moments)[j, j])
+    iact = law.iact(np.eye(moments.dim)[j])
+    expected = [moments.params[j], wanted, sd, sd / wanted, law.mean_bias[j] / sd, iact, 1000 / iact]
+    rounding = [1e-4, 1e-4, 1e-4, 1e-3, 1e-3, 0.1, 0.01]
+    assert np.all(np.abs(np.array(age[1:], dtype=float) - expected) <= 0.51 * np.array(rounding))
+    assert f"{law.spectral_radius:.6g} (stable)" in result.out
+    assert f"{eq.max_stable_step(moments, eq.Dynamics(50)):.4g}" in result.out
+    assert f"{law.burn_in(np.zeros(moments.dim)):,} steps" in result.out
+
+
+def test_theory_of_the_tuned_step_reaches_the_target(run, csv: str) -> None:
+    result = run("theory", csv, FORMULA, "--family", "poisson")
+    assert result.code == 0
+    assert "covariance is 0.0% from the sandwich target" in result.out
+
+
+def test_theory_of_langevin_without_gradient_noise(run, csv: str) -> None:
+    arguments = ("--step", "0.01", "--batch-size", "400", "--no-replacement", "--inverse-temperature", "400")
+    result = run("theory", csv, FORMULA, "--family", "poisson", "--target", "posterior", *arguments)
+    assert result.code == 0, result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("count ~ height",), "height"),
+        (("count ~ age", "--family", "cauchy"), "one of gaussian, bernoulli"),
+        (("perfect ~ age", "--family", "bernoulli"), "separated by age"),
+        (("count ~ age", "--target", "truth"), "target: must be one of sandwich"),
+        (("count ~ age", "--batch-size", "4000"), "at most the number of rows, 400"),
+        (("count ~ age", "--batch-size", "some"), "'auto' or a whole number"),
+        (("count ~ age", "--interval", "95"), "between 0 and 1"),
+        (("count ~ age", "--draws-out", "draws.xlsx"), ".csv or .parquet"),
+        (("count ~ age", "--sampler", "nuts"), "one of sgmcmc, gaussian"),
+        (("count ~ age", "--shape", "2"), "left out for the gaussian family"),
+        (("count ~ age", "--colour", "blue"), "No such option"),
+        (("count ~ age +",), "formula"),
+        (("~ age",), "response"),
+        ((), "Missing argument"),
+    ],
+)
+def test_bad_input_is_one_line(run, csv: str, arguments: tuple[str, ...], words: str) -> None:
+    assert words in one_line(run("fit", csv, *arguments))
+
+
+def test_an_unstable_step_says_how_much_smaller(run, csv: str) -> None:
+    line = one_line(run("theory", csv, "count ~ age", "--family", "poisson", "--step", "9", "--batch-size", "5"))
+    assert "multiply the step by less than" in line
+
+
+def test_absent_file_and_unknown_command(run) -> None:
+    assert "existing CSV or Parquet file" in one_line(run("fit", "absent.csv", "y ~ x"))
+    assert "No such command" in one_line(run("fitt", "absent.csv"))
+
+
+def test_missing_values(run, frame: pd.DataFrame, tmp_path: Path) -> None:
+    path = tmp_path / "holes.csv"
+    frame.assign(age=frame.age.where(frame.index != 7)).to_csv(path, index=False)
+    line = one_line(run("plan", str(path), FORMULA, "--family", "poisson"))
+    assert "rows 7" in line
+    assert "--missing drop" in line
+    result = run("plan", str(path), FORMULA, "--family", "poisson", "--missing", "drop")
+    assert result.code == 0
+    assert "399 rows" in result.out
+
+
+def test_debug_shows_the_traceback(run, csv: str) -> None:
+    result = run("fit", csv, "count ~ height", "--debug")
+    assert result.code == 2
+    assert "Traceback" in result.err
+    assert result.err.splitlines()[-1].startswith("error: ")
+
+
+def test_unexpected_errors_and_interrupts(run, csv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(eq, "plan", broken)
+    result = run("plan", csv, "count ~ age")
+    assert result.code == 1
+    assert result.err.splitlines() == [
+        "error: unexpected RuntimeError: two lines. Rerun with --debug for the traceback, and report it."
+    ]
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(eq, "plan", interrupted)
+    assert run("plan", csv, "count ~ age").code == 130
+
+
+def test_version_and_help(run) -> None:
+    assert run("--version").out == f"equipoise {eq.__version__}\n"
+    for arguments in ((), ("--help",), ("fit", "--help"), ("plan", "-h"), ("theory", "--help")):
+        result = run(*arguments)
+        assert result.code == 0
+        assert "Usage" in result.out
+
+
+def test_start_up_imports_nothing_heavy() -> None:
+    heavy = ("pandas", "matplotlib", "numba", "formulaic", "jax")
+    code = f"import sys, equipoise.cli; sys.exit(', '.join(m for m in {heavy} if m in sys.modules) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
