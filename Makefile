@@ -28,6 +28,13 @@ types: setup
 test: lint types
 	$(BIN)/pytest -n $(WORKERS)
 
+docs: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(BIN)/mkdocs build --quiet
+
+coverage-study: setup
+	$(BIN)/python benchmarks/interval_coverage.py
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

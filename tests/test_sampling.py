@@ -118,11 +118,15 @@ def test_starts_are_from_the_predicted_law(poisson_run) -> None:
 
 def test_checkpoint_of_a_finished_run_is_the_run(poisson_run, tmp_path) -> None:
     path = tmp_path / "deep" / "run.ckpt"
-    first = run(poisson_run, checkpoint=path)
-    np.testing.assert_array_equal(first.draws, run(poisson_run).draws)
-    again = run(poisson_run, checkpoint=str(path))
+    first = run(poisson_run, checkpoint=path, guard=1.5)
+    np.testing.assert_array_equal(first.draws, run(poisson_run, guard=1.5).draws)
+    again = run(poisson_run, checkpoint=str(path), guard=1.5)
     np.testing.assert_array_equal(again.draws, first.draws)
-    assert [state.step for state in again.state] == [state.step for state in first.state]
+    for one, other in zip(first.state, again.state, strict=True):
+        assert (one.step, one.hits) == (other.step, other.hits)
+        for name in ("position", "velocity", "rng"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    assert again.statistics["guard_hits"] == first.statistics["guard_hits"] > 0
     assert sorted(p.name for p in path.parent.iterdir()) == ["run.ckpt"]
 
 
@@ -151,19 +155,21 @@ CHILD = textwrap.dedent(
         y = rng.poisson(np.exp(x @ [0.3, 0.2, -0.2, 0.1]) * rng.gamma(2.0, 0.5, size=500)).astype(float)
         model = eq.glm("poisson")
         m = eq.moments(model, (x, y), eq.fit(model, (x, y)).params)
-        return model, (x, y), eq.tune(m, "sandwich", eq.Dynamics(100, momentum=0.5, inverse_temperature=5000.0))
+        return model, (x, y), eq.tune(m, "sandwich", eq.Dynamics(5, momentum=0.5, inverse_temperature=5000.0))
 
     def sample(checkpoint):
-        return eq.sample(*case(), draws=2500, chains=2, seed=9, thin=200, burn_in=1000, progress=False,
+        return eq.sample(*case(), draws=150_000, chains=2, seed=9, thin=30, burn_in=1000, progress=False,
                          checkpoint=checkpoint, checkpoint_seconds=0.2, threads=1)
     """
 )
 
 
 def test_a_killed_run_resumes_with_identical_draws(tmp_path) -> None:
+    # an autocorrelation time of hundreds of steps and a draw every thirty: two chains on the same noise approach each
+    # other, so that a state restored wrongly would be forgotten between draws further apart
     scope: dict = {}
     exec(CHILD, scope)
-    path, steps = tmp_path / "run.ckpt", 1000 + 2500 * 200
+    path, steps = tmp_path / "run.ckpt", 1000 + 150_000 * 30
     child = subprocess.Popen([sys.executable, "-c", CHILD + "\nsample(sys.argv[1])\n", str(path)])
     try:
         while not path.exists():
@@ -177,7 +183,7 @@ def test_a_killed_run_resumes_with_identical_draws(tmp_path) -> None:
     # killed in the middle: some draws are stored, and most are still to come
     assert (reached > 0).all()
     assert (reached < steps).all()
-    assert (written < 2500).all()
+    assert (written < 150_000).all()
     resumed = scope["sample"](path)
     np.testing.assert_array_equal(resumed.draws, scope["sample"](None).draws)
     assert [state.step for state in resumed.state] == [steps, steps]
