@@ -220,16 +220,16 @@ def theory_command(
     """
     with _one_line_errors(debug):
         import equipoise as eq
+        from equipoise.calibration import resolve_batch_size
         from equipoise.report.summary import summarise_law
         from equipoise.targets import target_matrix
 
         model = eq.glm(family, scale=scale, shape=shape, dispersion=dispersion, prior_precision=prior_precision)
         rows = eq.data.table(data, formula, weights=weights, offset=offset, missing=missing)
-        if batch_size == "auto":
-            batch_size = eq.plan(model, rows, tuning_rows=tuning_rows, seed=seed).tuning.dynamics.batch_size
         fitted = eq.fit(model, rows, tuning_rows=tuning_rows, seed=seed)
         moments = eq.moments(model, rows, fitted.params, tuning_rows=tuning_rows, seed=seed)
-        dynamics = eq.Dynamics(batch_size, momentum, inverse_temperature, not no_replacement)
+        size = resolve_batch_size(batch_size, rows.n)
+        dynamics = eq.Dynamics(size, momentum, inverse_temperature, not no_replacement)
         wanted = target_matrix(target, moments)
         law = eq.tune(moments, wanted, dynamics).predicted if step is None else eq.stationary(moments, step, dynamics)
         _show(summarise_law(moments, law, wanted, target))
@@ -330,9 +330,7 @@ def _show(summary: Summary) -> None:
 def _write(made: Calibration, interval: float, report: Path | None, save: Path | None, draws_out: Path | None) -> None:
     """Write what was asked for, and say where."""
     if report is not None:
-        from equipoise.report.page import write_report
-
-        typer.echo(f"report: {write_report(made, report, interval)}")
+        typer.echo(f"report: {made.report(report, interval)}")
     if save is not None:
         typer.echo(f"run: {made.save(save)}")
     if draws_out is not None:

@@ -11,6 +11,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.errors import EquipoiseError
 from equipoise.theory.modes import Modes
 
 __all__ = ["autocovariance", "burn_in", "covariance_noise", "iterate_average"]
@@ -61,20 +62,27 @@ def burn_in(distance2: float, decay: float, tolerance: float) -> int:
     """
     if decay <= 0.0:
         return 1
+    if decay >= 1.0:
+        raise EquipoiseError(
+            "step: the slowest direction of this chain forgets its start too slowly for double precision to tell. To fix: "
+            "use structure='full', or bring the columns of X to similar scales."
+        )
     rate = -math.log(decay)
     moment = math.log(max(1.0, distance2) / tolerance) / rate
     mean = 2.0 * math.log(math.sqrt(distance2) / tolerance) / rate if distance2 > 0.0 else 0.0
     return math.ceil(max(moment, mean, 1.0))
 
 
-def covariance_noise(modes: Modes, S: Array, thin: int) -> float:
+def covariance_noise(modes: Modes, S: Array, thin: int, metric: Array) -> float:
     """Σ over all lags of ‖Ξ_k‖²_F + tr(Ξ_k)², at multiples of `thin`; T times E‖Σ̂−Σ‖²_F.
+
+    `metric` is RᵀR, or RᵀD⁻²R for the norm of D⁻¹ΞD⁻¹.
 
     Both are sums over pairs of modes of (M_i ⊗ M_j)^k applied to a 4-vector, a geometric series per pair.
     """
     B = np.linalg.matrix_power(modes.transition, thin)
     U = _joint(modes, S)
-    G = modes.basis.T @ modes.basis
+    G = metric
     v = np.einsum("ij,aij->ia", G, U)
     total = 0.0
     for i in range(len(G)):

@@ -84,6 +84,8 @@ def decay_bound(modes: Modes, S: Array, spread: Array) -> float:
     low, high = mean_radius2(modes), 1.0
     for _ in range(40):
         gamma = 0.5 * (low + high)
+        if not low < gamma < high:
+            break
         inside = np.linalg.eigvalsh(S - spread / resolvent(modes, gamma))[0] >= 0.0
         low, high = (low, gamma) if inside else (gamma, high)
     return high

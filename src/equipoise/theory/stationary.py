@@ -143,15 +143,18 @@ class Stationary:
         distance2 = float(e @ cho_solve(cho_factor(self.cov), e))
         return mixing.burn_in(distance2, self._decay, tolerance)
 
-    def covariance_floor(self, draws: int, thin: int = 1) -> float:
+    def covariance_floor(self, draws: int, thin: int = 1, *, standardised: bool = False) -> float:
         """Relative Monte Carlo error of an empirical covariance.
 
-        sqrt(E‖Σ̂−Σ‖²_F) / ‖Σ‖_F for `draws` stored draws, one every `thin` steps, of a law this close to normal.
+        sqrt(E‖Σ̂−Σ‖²_F) / ‖Σ‖_F for `draws` stored draws, one every `thin` steps, of a law this close to normal. With
+        `standardised`, both in units of the predicted standard deviations, so that the parameters' units do not matter.
         """
         if draws < 1 or thin < 1:
             raise InvalidInput("draws, thin", "at least 1", f"{draws}, {thin}", "pass positive whole numbers")
-        total = mixing.covariance_noise(self.modes, self._spread, thin)
-        return float(np.sqrt(total / draws) / np.linalg.norm(self.cov))
+        scale = np.sqrt(np.diag(self.cov)) if standardised else np.ones(len(self.cov))
+        basis = self.modes.basis / scale[:, None]
+        total = mixing.covariance_noise(self.modes, self._spread, thin, basis.T @ basis)
+        return float(np.sqrt(total / draws) / np.linalg.norm(self.cov / np.outer(scale, scale)))
 
     @cached_property
     def _spread(self) -> Array:

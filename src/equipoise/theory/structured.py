@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.errors import UnstableStep
 from equipoise.theory.equation import balance
@@ -39,12 +39,16 @@ def best_structured(
     """The best step of a structure, as a matrix, and the size of the divergence's gradient there (in log steps)."""
     from scipy.optimize import minimize_scalar  # slow to import, rarely needed
 
-    limit = max_stable_step(moments, dynamics, proxy=proxy)
+    # a diagonal step is sought from 1/diag(H), which makes the search independent of the parameters' units
+    shape = np.ones(moments.dim) if structure == "scalar" else 1.0 / np.diag(moments.hessian)
+    limit = max_stable_step(moments, dynamics, shape, proxy=proxy)
     # for ct there is no limit: the scale at which the mean would lose stability serves as one
-    ceiling = limit if np.isfinite(limit) else 2.0 / float(np.linalg.eigvalsh(moments.hessian)[-1])
+    ceiling = (
+        limit if np.isfinite(limit) else 2.0 / float(eigh(moments.hessian, np.diag(1.0 / shape), eigvals_only=True)[-1])
+    )
 
     def scalar(log_step: float) -> float:
-        return divergence(stationary(moments, np.exp(log_step), dynamics, proxy).cov, target)
+        return divergence(stationary(moments, np.exp(log_step) * shape, dynamics, proxy).cov, target)
 
     found = minimize_scalar(
         scalar,
@@ -52,7 +56,7 @@ def best_structured(
         method="bounded",
         options={"xatol": 1e-10},
     )
-    step = np.full(moments.dim, np.exp(found.x))
+    step = np.exp(found.x) * shape
     if structure == "diagonal" and moments.dim > 1:
         step = _diagonal(moments, target, dynamics, proxy, step)
     gradient = step * np.diag(divergence_gradient(stationary(moments, step, dynamics, proxy), target))
