@@ -269,7 +269,9 @@ def plan(
     if not (is_number(ess) and 1 <= ess < np.inf):
         raise InvalidInput("ess", "a finite number, at least 1", repr(ess), "ask for a positive number")
     fitted = fit(model, source, tuning_rows=tuning_rows, seed=seed)
-    found = moments(model, source, fitted.params, tuning_rows=tuning_rows, seed=seed)
+    # a scale estimated on the tuning rows is the scale of everything that follows
+    settled = model.at_constant(fitted.constant)
+    found = moments(settled, source, fitted.params, tuning_rows=tuning_rows, seed=seed)
     size = resolve_batch_size(batch_size, found.n)
     dynamics = Dynamics(size, momentum, inverse_temperature, replacement)
     tuning = tune(found, target_matrix(target, found), dynamics, proxy, structure)
@@ -344,6 +346,7 @@ def calibrate(
         raise InvalidInput("sampler", f"one of {', '.join(_SAMPLERS)}", repr(sampler), "use 'sgmcmc'")
     source = _source(data, formula, weights, offset, missing)
     budget = plan(model, source, target, ess, chains, seed, **options)
+    model = model.at_constant(budget.fit.constant)
     if sampler == "gaussian":
         given = options.get("draws")
         length = max(2, int(np.ceil(ess / budget.chains))) if given is None else budget.draws

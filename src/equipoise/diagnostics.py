@@ -78,6 +78,11 @@ class Diagnosis:
         return all(check.ok for check in self.checks)
 
     @property
+    def rhat_limit(self) -> float:
+        """The R̂ above which chains disagree, for this many effective draws."""
+        return next(1.0 + check.error for check in self.checks if check.name == "chains")
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """The words of the checks that did not pass."""
         return tuple(check.words for check in self.checks if not check.ok)

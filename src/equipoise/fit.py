@@ -20,7 +20,7 @@ Array = NDArray[np.float64]
 
 _CONVERGED = 1e-6  # standard deviations of the posterior: far below any Monte Carlo error
 _POLISHED = 1e-11  # where further Newton steps are rounding
-_COLLINEAR = 1e-12  # smallest eigenvalue of the Hessian scaled to unit diagonal
+_COLLINEAR = 1e-14  # smallest eigenvalue of the Hessian scaled to unit diagonal
 
 
 @dataclass(frozen=True)

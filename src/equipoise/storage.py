@@ -57,9 +57,15 @@ def save(calibration: Calibration, path: Path) -> Path:
         "prior_precision": calibration.model.prior_precision,
         "prior_mean": calibration.model.prior_mean,
     }
+    try:
+        text = json.dumps(header)
+    except TypeError as error:
+        raise InvalidInput(
+            "formula", "over text or numeric levels to be saved", str(error), "convert dates and objects to text first"
+        ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as stream:
-        np.savez_compressed(stream, header=np.array(json.dumps(header)), **arrays)
+        np.savez_compressed(stream, header=np.array(text), **arrays)
     return path
 
 

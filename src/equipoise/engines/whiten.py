@@ -50,6 +50,7 @@ class LinearEngine:
             program.y,
             program.weights,
             program.prior_gradient,
+            program.prior_curvature,
         )
 
     def parameters(self, positions: Array) -> Array:

@@ -169,7 +169,7 @@ def _flags(d: Diagnosis, j: int) -> str:
         words.append("spread")
     if abs(d.skewness[j]) > 0.2 + 3.0 * np.sqrt(6.0 / d.ess[j]):
         words.append("skew")
-    if d.rhat[j] >= 1.02:
+    if d.rhat[j] >= d.rhat_limit:
         words.append("chains")
     return ", ".join(words)
 

@@ -1,0 +1,169 @@
+"""The user's parameter structure: which leaves vary, what they are called, and how flat vectors become pytrees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.errors import InvalidInput
+
+__all__ = ["Structure", "row_count", "trainable_structure"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """Trainable leaves in `ravel_pytree` order; the others are constants.
+
+    Attributes
+    ----------
+    treedef
+        The user's structure.
+    leaves
+        The leaves of the initial parameters, float64.
+    varies
+        Which of them are trainable.
+    variables
+        Name and shape of every trainable leaf.
+    """
+
+    treedef: Any
+    leaves: tuple[Array, ...]
+    varies: tuple[bool, ...]
+    variables: tuple[tuple[str, tuple[int, ...]], ...]
+
+    @property
+    def dim(self) -> int:
+        """Number of trainable scalars."""
+        return sum(prod(shape) for _, shape in self.variables)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per trainable scalar: `leaf` or `leaf[i,j]`."""
+        return tuple(
+            name + (f"[{','.join(map(str, index))}]" if index else "")
+            for name, shape in self.variables
+            for index in np.ndindex(*shape)
+        )
+
+    def flatten(self, params: Any) -> Array:
+        """The trainable part of `params` as a vector; a flat vector passes through."""
+        if isinstance(params, np.ndarray) and params.shape == (self.dim,) and self.treedef.num_leaves != 1:
+            return params.astype(np.float64)
+        leaves, treedef = jax.tree.flatten(params)
+        if treedef != self.treedef:
+            raise InvalidInput("params", f"of the structure {self.treedef}", str(treedef), "pass fit.params")
+        parts = [np.ravel(np.asarray(leaf, dtype=np.float64)) for leaf, v in zip(leaves, self.varies, strict=True) if v]
+        flat = np.concatenate(parts)
+        if flat.shape != (self.dim,) or not np.isfinite(flat).all():
+            raise InvalidInput("params", f"{self.dim} finite numbers", f"{flat.size} numbers", "pass fit.params")
+        return flat
+
+    def unflatten(self, theta: Array) -> Any:
+        """Vectors with any leading axes in the user's structure; constants are repeated as they are."""
+        return self._rebuilt(np.asarray(theta), np.reshape)
+
+    def unflatten_jax(self, theta: Any) -> Any:
+        """The same inside a compiled function."""
+        return self._rebuilt(theta, jnp.reshape)
+
+    def _rebuilt(self, theta: Any, reshape: Callable[[Any, tuple[int, ...]], Any]) -> Any:
+        leaves, start, shapes = [], 0, iter(self.variables)
+        for leaf, varies in zip(self.leaves, self.varies, strict=True):
+            if not varies:
+                leaves.append(leaf)
+                continue
+            shape = next(shapes)[1]
+            stop = start + prod(shape)
+            leaves.append(reshape(theta[..., start:stop], (*theta.shape[:-1], *shape)))
+            start = stop
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+def trainable_structure(init: Any, trainable: Any) -> Structure:
+    """The structure of `init` with the leaves chosen by `trainable`.
+
+    Raises
+    ------
+    InvalidInput
+        If a trainable leaf is not a floating-point array, or nothing is trainable.
+    """
+    paths, treedef = jax.tree_util.tree_flatten_with_path(init)
+    names = [_name(path) for path, _ in paths]
+    if trainable is None:
+        varies = [True] * len(paths)
+    elif callable(trainable):
+        varies = [bool(trainable(name)) for name in names]
+    else:
+        try:
+            spread = jax.tree.map(lambda flag, part: jax.tree.map(lambda _: bool(flag), part), trainable, init)
+        except (ValueError, TypeError) as error:
+            raise InvalidInput(
+                "trainable", "a pytree of booleans that fits init", str(error), "match its keys"
+            ) from error
+        varies = jax.tree.leaves(spread)
+    leaves, variables = [], []
+    for name, (_, leaf), chosen in zip(names, paths, varies, strict=True):
+        array = _leaf(name, leaf) if chosen else leaf
+        leaves.append(array)
+        if chosen:
+            variables.append((name, np.shape(array)))
+    if not variables:
+        raise InvalidInput("trainable", "true for at least one parameter", "none", "choose some leaves of init")
+    return Structure(treedef, tuple(leaves), tuple(varies), tuple(variables))
+
+
+def row_count(data: Any) -> int:
+    """The common leading axis of every leaf of the data.
+
+    Raises
+    ------
+    InvalidInput
+        If a leaf is not numeric, holds NaN or infinity, or has another leading axis than the rest.
+    """
+    found: dict[str, int] = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(data)[0]:
+        name, array = _name(path) or "data", np.asarray(leaf)
+        if array.dtype.kind not in "fiub" or array.ndim == 0:
+            raise InvalidInput(
+                f"data {name}", "a numeric array with a row axis", f"{array.dtype}, shape {array.shape}", "encode it"
+            )
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise InvalidInput(f"data {name}", "finite", "NaN or infinity", "drop or impute those rows")
+        found[name] = array.shape[0]
+    if not found:
+        raise InvalidInput("data", "a pytree with at least one array", "no array", "pass for example {'x': x, 'y': y}")
+    if len(set(found.values())) != 1 or 0 in found.values():
+        raise InvalidInput(
+            "data", "arrays with one common, non-empty leading axis", str(found), "match their first axes"
+        )
+    return next(iter(found.values()))
+
+
+def _leaf(name: str, leaf: Any) -> Array:
+    try:
+        array = np.asarray(leaf)
+    except (TypeError, ValueError):
+        array = np.asarray(leaf, dtype=object)
+    if array.dtype.kind != "f" and str(array.dtype) != "bfloat16":
+        raise InvalidInput(
+            f"init {name}",
+            "a floating-point array",
+            f"dtype {array.dtype}",
+            "write 0.0 for 0, or mark it as not trainable",
+        )
+    return array.astype(np.float64)
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    """`layers.0.w` for a path of keys, indices and attributes."""
+    keys = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
+    return ".".join(str(k) for k in keys) or "theta"
