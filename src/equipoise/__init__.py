@@ -9,6 +9,7 @@ from equipoise.errors import (
     ChainDiverged,
     CheckpointMismatch,
     EquipoiseError,
+    EquipoiseWarning,
     FitFailed,
     InfeasibleTarget,
     InvalidInput,
@@ -32,10 +33,12 @@ __all__ = [
     "Diagnosis",
     "Dynamics",
     "EquipoiseError",
+    "EquipoiseWarning",
     "Fit",
     "FitFailed",
     "InfeasibleTarget",
     "InvalidInput",
+    "Model",
     "Moments",
     "Plan",
     "Stationary",
@@ -63,3 +66,16 @@ __all__ = [
     "wasserstein_bound",
 ]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    """`eq.Model` brings JAX along, so it is imported when it is first asked for."""
+    if name != "Model":
+        raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+    try:
+        from equipoise.models.general import Model
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            "jax", "installed for eq.Model", "no such package", "run: pip install 'equipoise[general]'"
+        ) from error
+    return Model

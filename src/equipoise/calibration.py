@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +17,7 @@ from equipoise.data.rows import Rows, rows
 from equipoise.data.table import Design, table
 from equipoise.diagnostics import Diagnosis, diagnose
 from equipoise.dynamics import Dynamics, is_number, whole
-from equipoise.errors import InvalidInput
+from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fit import Fit, fit
 from equipoise.moments import Moments, moments
 from equipoise.sampling import Chains, resolve_burn_in, resolve_thin, sample
@@ -40,6 +42,8 @@ class Plan:
 
     Attributes
     ----------
+    model
+        The model in use: with its estimated constant, and restricted to the directions the data identify.
     fit, moments, tuning
         The minimiser, the moments there, and the step matrix.
     target_name
@@ -52,6 +56,7 @@ class Plan:
         Predicted time of the sampling on this machine's cores: an estimate, good to a factor of two or so.
     """
 
+    model: Any
     fit: Fit
     moments: Moments
     tuning: Tuning
@@ -102,10 +107,8 @@ class Calibration:
 
     Attributes
     ----------
-    model
-        The model.
     plan
-        Fit, moments, tuning and budget.
+        Model, fit, moments, tuning and budget.
     chains
         The draws and how they were made.
     response
@@ -114,7 +117,6 @@ class Calibration:
         How a table became columns; None for arrays.
     """
 
-    model: Any
     plan: Plan
     chains: Chains
     response: str = "y"
@@ -129,6 +131,11 @@ class Calibration:
     def names(self) -> tuple[str, ...]:
         """Parameter names."""
         return self.chains.names
+
+    @property
+    def model(self) -> Any:
+        """The model in use; None for a loaded run of a loss of your own, which cannot be stored."""
+        return self.plan.model
 
     @property
     def fit(self) -> Fit:
@@ -170,6 +177,10 @@ class Calibration:
         """
         import pandas as pd  # slow to import: only those who predict pay for it
 
+        if not hasattr(self.model, "mean_response"):
+            raise InvalidInput(
+                "model", "one from eq.glm to have a mean response", "a loss of your own", "use evaluate(function, data)"
+            )
         tail = 0.5 * (1.0 - _probability(interval))
         index = X_new.index if isinstance(X_new, pd.DataFrame) else None
         if isinstance(X_new, pd.DataFrame) and self.design is not None:
@@ -191,6 +202,33 @@ class Calibration:
         estimate = self.model.mean_response(x, shift, np.atleast_2d(self.fit.params))[0]
         lower, upper = np.quantile(mean, [tail, 1.0 - tail], axis=0)
         return pd.DataFrame({"estimate": estimate, "lower": lower, "upper": upper}, index=index)
+
+    def evaluate(self, function: Callable[[Any, Any], Any], data: Any, interval: float = 0.9) -> dict[str, Array]:
+        """`function(params, observation)` at new rows, for a loss of your own: its predictions, say.
+
+        Parameters
+        ----------
+        function
+            In JAX; returns a scalar or an array.
+        data
+            Rows of the same kind as the model was fitted to, as far as `function` looks at them.
+        interval
+            Probability of the interval.
+
+        Returns
+        -------
+        dict
+            estimate (at the minimiser), lower, upper: each with the rows as leading axis.
+        """
+        if not hasattr(self.model, "evaluate"):
+            raise InvalidInput(
+                "model", "a loss of your own, in this session", type(self.model).__name__, "use predict()"
+            )
+        tail = 0.5 * (1.0 - _probability(interval))
+        values = self.model.evaluate(function, data, self.chains.flat())
+        lower, upper = np.quantile(values, [tail, 1.0 - tail], axis=0)
+        estimate = self.model.evaluate(function, data, self.tuning.center[None])[0]
+        return {"estimate": estimate, "lower": lower, "upper": upper}
 
     def to_arviz(self) -> Any:
         """The draws as ArviZ data (InferenceData in 0.x, a DataTree in 1.x), one variable per parameter."""
@@ -270,8 +308,10 @@ def plan(
         raise InvalidInput("ess", "a finite number, at least 1", repr(ess), "ask for a positive number")
     fitted = fit(model, source, tuning_rows=tuning_rows, seed=seed)
     # a scale estimated on the tuning rows is the scale of everything that follows
-    settled = model.at_constant(fitted.constant)
-    found = moments(settled, source, fitted.params, tuning_rows=tuning_rows, seed=seed)
+    model = model.at_constant(fitted.constant)
+    if fitted.flat is not None:
+        model, fitted = _identified(model, source, fitted)
+    found = moments(model, source, fitted.params, tuning_rows=tuning_rows, seed=seed)
     size = resolve_batch_size(batch_size, found.n)
     dynamics = Dynamics(size, momentum, inverse_temperature, replacement)
     tuning = tune(found, target_matrix(target, found), dynamics, proxy, structure)
@@ -283,6 +323,7 @@ def plan(
         else whole("draws", draws, 1, "leave it out", "None or ")
     )
     return Plan(
+        model=model,
         fit=fitted,
         moments=found,
         tuning=tuning,
@@ -346,18 +387,17 @@ def calibrate(
         raise InvalidInput("sampler", f"one of {', '.join(_SAMPLERS)}", repr(sampler), "use 'sgmcmc'")
     source = _source(data, formula, weights, offset, missing)
     budget = plan(model, source, target, ess, chains, seed, **options)
-    model = model.at_constant(budget.fit.constant)
     if sampler == "gaussian":
         given = options.get("draws")
         length = max(2, int(np.ceil(ess / budget.chains))) if given is None else budget.draws
         budget, drawn = _gaussian(budget, whole("seed", seed, 0, "pass an int"), length)
     else:
         drawn = sample(
-            model, source, budget.tuning, draws=budget.draws, chains=chains, seed=seed, thin=budget.thin,
+            budget.model, source, budget.tuning, draws=budget.draws, chains=chains, seed=seed, thin=budget.thin,
             burn_in=budget.burn_in, progress=progress, checkpoint=checkpoint, guard=guard, threads=threads,
         )  # fmt: skip
     response, design = (source.response, source.design) if isinstance(source, Rows) else ("y", None)
-    return Calibration(model, budget, drawn, response, design)
+    return Calibration(budget, drawn, response, design)
 
 
 def resolve_batch_size(batch_size: int | str, n: int) -> int:
@@ -388,6 +428,20 @@ def _predicted_seconds(chains: int, steps: int, batch: int, dim: int) -> float:
     """Per step about 0.4 µs, and per row 10 ns plus 0.4 ns per column, on one core of a current machine."""
     rounds = -(-chains // min(chains, os.cpu_count() or 1))
     return rounds * steps * (4e-7 + batch * (1e-8 + 4e-10 * dim))
+
+
+def _identified(model: Any, source: Any, fitted: Fit) -> tuple[Any, Fit]:
+    """Leave out the directions along which the loss is flat, and say so."""
+    assert fitted.flat is not None
+    restricted = model.identified(source, fitted.params)
+    warnings.warn(
+        f"the loss is flat along {len(fitted.flat)} of {len(fitted.flat) + restricted.structure.dim} directions at its "
+        "minimiser (symmetries or redundant parameters): the run is restricted to the others, and draws are coordinates "
+        "along them; chains.tree() has the parameters. Use prior_precision=... to identify all of them instead.",
+        EquipoiseWarning,
+        stacklevel=3,
+    )
+    return restricted, replace(fitted, flat=None)
 
 
 def _gaussian(budget: Plan, seed: int, length: int) -> tuple[Plan, Chains]:

@@ -11,6 +11,7 @@ __all__ = [
     "ChainDiverged",
     "CheckpointMismatch",
     "EquipoiseError",
+    "EquipoiseWarning",
     "FitFailed",
     "InfeasibleTarget",
     "InvalidInput",
@@ -20,6 +21,10 @@ __all__ = [
 
 class EquipoiseError(Exception):
     """Base class of every error raised by Equipoise."""
+
+
+class EquipoiseWarning(UserWarning):
+    """Something was changed or should be known; the message says what was done."""
 
 
 class InvalidInput(EquipoiseError, ValueError):
@@ -39,10 +44,16 @@ class InvalidInput(EquipoiseError, ValueError):
 
 
 class FitFailed(EquipoiseError):
-    """No usable minimiser was found; `columns` names the columns responsible, where that is known."""
+    """No usable minimiser was found.
 
-    def __init__(self, message: str, columns: tuple[str, ...] = ()) -> None:
+    `columns` names the columns responsible, and `directions` holds those of negative curvature, where known.
+    """
+
+    def __init__(
+        self, message: str, columns: tuple[str, ...] = (), directions: NDArray[np.float64] | None = None
+    ) -> None:
         self.columns = columns
+        self.directions = directions
         super().__init__(message)
 
 

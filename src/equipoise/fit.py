@@ -1,7 +1,8 @@
-"""The minimiser, with a certificate: damped Newton, and a diagnosis when there is no minimiser to find."""
+"""The minimiser, with a certificate: damped Newton for convex losses, a trust region and restarts for the others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,12 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
 from equipoise.errors import FitFailed
+from equipoise.moments import FLAT, curvature_axes
 
 if TYPE_CHECKING:
     from equipoise.models.protocol import Model, Problem
 
-__all__ = ["Fit", "fit", "minimise"]
+__all__ = ["Fit", "descend", "fit", "minimise"]
 
 Array = NDArray[np.float64]
 
@@ -43,6 +45,8 @@ class Fit:
         Condition number of H scaled to unit diagonal.
     constant
         The family's constant (gaussian scale, gamma shape, dispersion) in use: estimated when it was left out.
+    flat
+        Directions (rows) along which a general loss is flat at the minimiser; None when there are none.
     """
 
     params: Any
@@ -52,9 +56,18 @@ class Fit:
     loss: float
     condition: float
     constant: float | None = None
+    flat: Array | None = None
 
 
-def fit(model: Model, data: Any, *, tuning_rows: int | None = None, seed: int = 0, max_iterations: int = 100) -> Fit:
+def fit(
+    model: Model,
+    data: Any,
+    *,
+    tuning_rows: int | None = None,
+    seed: int = 0,
+    max_iterations: int = 100,
+    restarts: int | None = None,
+) -> Fit:
     """Minimise the loss.
 
     Parameters
@@ -67,6 +80,9 @@ def fit(model: Model, data: Any, *, tuning_rows: int | None = None, seed: int = 
         Chooses those rows.
     max_iterations
         Newton steps before giving up.
+    restarts
+        For losses that need not be convex: further starts to try, the lowest loss being kept. When left out, a general
+        loss is restarted only if its own start fails, and a β-divergence is started from all its robust starts.
 
     Returns
     -------
@@ -75,7 +91,8 @@ def fit(model: Model, data: Any, *, tuning_rows: int | None = None, seed: int = 
     Raises
     ------
     FitFailed
-        If the data are separated, columns are collinear, or Newton does not converge; columns are named.
+        If the data are separated, columns are collinear, or Newton does not converge; columns are named. For a general
+        loss, if only saddle points are found; their negative directions are in the error.
 
     Examples
     --------
@@ -88,16 +105,114 @@ def fit(model: Model, data: Any, *, tuning_rows: int | None = None, seed: int = 
     if tuning_rows is not None:
         problem = problem.subsample(tuning_rows, seed)
     with np.errstate(over="ignore", invalid="ignore"):
-        theta = min(problem.starts(), key=lambda start: _finite_or_inf(problem.value(start)))
-        result = minimise(problem.settled(theta), theta, max_iterations)
-        # a constant estimated from the residuals (the gaussian scale) moves with θ: repeat until both agree
-        for _ in range(max_iterations):
-            previous, theta = theta, result.params
-            if np.allclose(theta, previous, rtol=1e-13, atol=0.0) or problem.settled(theta) is problem:
-                break
-            result = minimise(problem.settled(theta), theta, max_iterations)
+        if problem.convex:
+            start = min(problem.starts(), key=lambda theta: _finite_or_inf(problem.value(theta)))
+            result = _settle(problem, start, minimise, max_iterations)
+        else:
+            result = _best(problem, restarts, max_iterations)
     constant = problem.constant_at(result.params)
     return replace(result, params=problem.unflatten(result.params), constant=constant)
+
+
+def _settle(problem: Problem, theta: Array, solver: Callable[[Problem, Array, int], Fit], max_iterations: int) -> Fit:
+    """Minimise; a constant estimated from the residuals (the gaussian scale) moves with θ: repeat until both agree."""
+    result = solver(problem.settled(theta), theta, max_iterations)
+    for _ in range(max_iterations):
+        previous, theta = theta, result.params
+        if np.allclose(theta, previous, rtol=1e-13, atol=0.0) or problem.settled(theta) is problem:
+            break
+        result = solver(problem.settled(theta), theta, max_iterations)
+    return result
+
+
+def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
+    """The lowest minimum reached from the problem's starts."""
+    starts = problem.starts()
+    exhaustive = problem.every_start if restarts is None else True
+    found, failure = [], None
+    for theta in starts if restarts is None else starts[: restarts + 1]:
+        try:
+            found.append(_settle(problem, theta, descend, max_iterations))
+        except FitFailed as error:
+            failure = failure or error
+        if found and not exhaustive:
+            break
+    if not found:
+        assert failure is not None  # there is at least one start
+        raise failure
+    return min(found, key=lambda result: result.loss)
+
+
+def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
+    """A minimum of a loss that need not be convex: trust-region Newton, then Newton steps in the curved directions.
+
+    Raises
+    ------
+    FitFailed
+        If it ends in a saddle point (the error carries the directions of negative curvature) or does not converge.
+    """
+    from scipy.optimize import minimize  # slow to import, and convex losses do without
+
+    last: tuple[bytes, tuple[float, Array, Array]] = (b"", (0.0, start, start))
+
+    def at(theta: Array) -> tuple[float, Array, Array]:
+        nonlocal last
+        if last[0] != theta.tobytes():
+            last = (theta.tobytes(), problem.derivatives(theta))
+        return last[1]
+
+    options: Any = {
+        "gtol": 1e-8,
+        "maxiter": 10 * max_iterations,
+        "initial_trust_radius": 1.0,
+        "max_trust_radius": 100.0,
+    }
+    rough = minimize(  # type: ignore[call-overload]
+        lambda t: at(t)[0],
+        start,
+        jac=lambda t: at(t)[1],
+        hess=lambda t: at(t)[2],
+        method="trust-exact",
+        options=options,
+    )
+    theta, iterations, norm = rough.x, int(rough.nit), np.inf
+    for _ in range(20):
+        value, gradient, H = at(theta)
+        direction, spectrum, axes = _curved_direction(gradient, H)
+        previous, norm = norm, float(np.sqrt(max(0.0, -float(gradient @ direction)) * problem.n))
+        if norm <= _POLISHED or norm >= previous:
+            break
+        theta, iterations = theta + direction, iterations + 1
+    _require_minimum(problem, spectrum, axes, norm, iterations)
+    flat = axes[np.abs(spectrum) <= FLAT]
+    curved = spectrum[spectrum > FLAT]
+    condition = float(curved[-1] / curved[0])
+    return Fit(theta, norm, True, iterations, value, condition, flat=flat if len(flat) else None)
+
+
+def _curved_direction(gradient: Array, H: Array) -> tuple[Array, Array, Array]:
+    """The Newton step within the directions of positive curvature, with the spectrum and its axes."""
+    values, axes = curvature_axes(H)
+    up = values > FLAT
+    return -((axes[up] @ gradient) / values[up]) @ axes[up], values, axes
+
+
+def _require_minimum(problem: Problem, spectrum: Array, axes: Array, norm: float, iterations: int) -> None:
+    if spectrum[0] < -FLAT:
+        negative = axes[spectrum < -FLAT]
+        names = ", ".join(problem.names[int(np.abs(v).argmax())] for v in negative[:3])
+        raise FitFailed(
+            f"the search ended in a saddle point: the Hessian has {len(negative)} direction(s) of negative curvature, mainly "
+            f"{names} (smallest scaled eigenvalue {spectrum[0]:.2g}). To fix: start elsewhere (init=, restarts=...), or add "
+            "a prior.",
+            directions=negative,
+        )
+    if norm > _CONVERGED:
+        raise FitFailed(
+            f"the fit did not converge: after {iterations} steps the gradient is still {norm:.2g} posterior standard "
+            "deviations from zero. To fix: start elsewhere, raise max_iterations, or add a prior: the loss may have no "
+            "finite minimiser."
+        )
 
 
 def minimise(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:

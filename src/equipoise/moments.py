@@ -15,17 +15,38 @@ from equipoise.errors import InvalidInput
 if TYPE_CHECKING:
     from equipoise.models.protocol import Model
 
-__all__ = ["Curvature", "DenseCurvature", "LinearCurvature", "Moments", "blocks", "moments", "symmetric"]
+__all__ = [
+    "FLAT",
+    "Curvature",
+    "DenseCurvature",
+    "LinearCurvature",
+    "Moments",
+    "blocks",
+    "curvature_axes",
+    "moments",
+    "symmetric",
+]
 
 Array = NDArray[np.float64]
 
 # Elements per block of rows: 16 MB of float64, small beside the data and large enough for BLAS to run at full speed.
 _BLOCK_ELEMENTS = 1 << 21
 
+# Eigenvalue of a Hessian scaled to unit diagonal, below which a direction counts as flat.
+FLAT = 1e-9
+
 
 def symmetric(a: Array) -> Array:
     """The symmetric part of a square matrix."""
     return 0.5 * (a + a.T)
+
+
+def curvature_axes(H: Array) -> tuple[Array, Array]:
+    """Eigenvalues of H scaled to unit diagonal, ascending, and the directions (rows) in parameters they belong to."""
+    diagonal = np.abs(np.diag(H))
+    scale = np.sqrt(np.maximum(diagonal, 1e-12 * max(diagonal.max(), 1e-300)))
+    values, vectors = np.linalg.eigh(H / np.outer(scale, scale))
+    return values, vectors.T / scale
 
 
 def blocks(n: int, dim: int) -> Iterator[slice]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +17,7 @@ from scipy.special import chdtri
 from equipoise.checkpoint import Checkpoint, fingerprint
 from equipoise.dynamics import is_number, whole
 from equipoise.errors import ChainDiverged, InvalidInput
+from equipoise.models.glm import LinearProblem
 from equipoise.progress import Progress
 from equipoise.tuning import Tuning
 
@@ -42,8 +43,8 @@ class Engine(Protocol):
         """A chain at θ."""
         ...
 
-    def advance(self, state: Any, steps: int, thin: int, out: Array) -> int:
-        """Run steps in place; rows written, or −1 minus that number on divergence."""
+    def advance(self, states: list[Any], steps: int, thin: int, outs: list[Array], pool: Executor) -> list[int]:
+        """Run steps of every chain in place; rows written to each, or −1 minus that number on divergence."""
         ...
 
     def parameters(self, positions: Array) -> Array:
@@ -67,6 +68,8 @@ class Chains:
         Where each chain stands.
     statistics
         steps (per chain), rows (touched by all chains), seconds, guard_hits and guard_rate.
+    variables
+        Name and shape of every parameter array, in flat order.
     """
 
     draws: Array
@@ -77,6 +80,7 @@ class Chains:
     state: tuple[Any, ...] = field(repr=False)
     statistics: dict[str, float]
     unflatten: Callable[[Array], Any] = field(repr=False, default=lambda flat: flat)
+    variables: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def tree(self) -> Any:
         """The draws in the model's own parameter structure, with leading axes (chains, draws)."""
@@ -225,9 +229,9 @@ class _Run:
             ThreadPoolExecutor(threads) as pool,
             Progress("sampling", len(self.states) * self.steps, progress) as bar,
         ):
-            while any(self._unfinished(c) for c in range(len(self.states))):
+            while self._live():
                 tick = time.perf_counter()
-                list(pool.map(lambda c, size=chunk: self._advance(c, size), range(len(self.states))))
+                self._advance(chunk, pool)
                 elapsed = time.perf_counter() - tick
                 # the first round also compiles: let chunks grow by a bounded factor
                 chunk = max(1, int(chunk * min(8.0, _ROUND_SECONDS / max(elapsed, 1e-6))))
@@ -238,17 +242,21 @@ class _Run:
             keeper.save(self.states, self.positions, self.written, force=True)
         return time.perf_counter() - began
 
-    def _unfinished(self, chain: int) -> bool:
-        return self.written[chain] >= 0 and self.states[chain].step < self.steps
+    def _live(self) -> list[int]:
+        """Chains that are neither lost nor finished; they are always at the same step."""
+        return [c for c, state in enumerate(self.states) if self.written[c] >= 0 and state.step < self.steps]
 
-    def _advance(self, chain: int, size: int) -> None:
-        state = self.states[chain]
-        while size > 0 and self._unfinished(chain):
-            burning = self.burn_in - state.step
-            steps = min(size, burning if burning > 0 else self.steps - state.step)
-            done = self.written[chain]
-            count = self.engine.advance(state, steps, 0 if burning > 0 else self.thin, self.positions[chain, done:])
-            self.written[chain] = done + count if count >= 0 else -1 - (done - count - 1)
+    def _advance(self, size: int, pool: Executor) -> None:
+        while size > 0 and (live := self._live()):
+            step = self.states[live[0]].step
+            burning = self.burn_in - step
+            steps = min(size, burning if burning > 0 else self.steps - step)
+            outs = [self.positions[c, self.written[c] :] for c in live]
+            thin = 0 if burning > 0 else self.thin
+            counts = self.engine.advance([self.states[c] for c in live], steps, thin, outs, pool)
+            for c, count in zip(live, counts, strict=True):
+                done = self.written[c]
+                self.written[c] = done + count if count >= 0 else -1 - (done - count - 1)
             size -= steps
 
 
@@ -264,10 +272,14 @@ def _starts(engine: Engine, tuning: Tuning, chains: int, seed: int) -> list[Any]
 
 
 def _engine(problem: Any, tuning: Tuning, radius2: float) -> Engine:
-    # numba is imported only by those who sample
-    from equipoise.engines.whiten import linear_engine
+    # the engines' compilers are imported only by those who sample
+    if isinstance(problem, LinearProblem):
+        from equipoise.engines.whiten import linear_engine
 
-    return linear_engine(problem, tuning, radius2)
+        return linear_engine(problem, tuning, radius2)
+    from equipoise.engines.autodiff import autodiff_engine
+
+    return autodiff_engine(problem, tuning, radius2)
 
 
 def _require_match(problem: Problem, tuning: Tuning) -> None:
@@ -302,4 +314,5 @@ def _collect(run: _Run, problem: Problem, tuning: Tuning, seed: int, seconds: fl
         tuple(run.states),
         statistics,
         problem.unflatten,
+        problem.variables,
     )

@@ -28,6 +28,7 @@ __all__ = ["load", "save"]
 _FORMAT = 1
 # what numpy, zipfile and zlib raise on a file that is damaged or of another kind
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_FIT = ("gradient_norm", "converged", "iterations", "loss", "condition", "constant")
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
 
 
@@ -37,26 +38,25 @@ def save(calibration: Calibration, path: Path) -> Path:
     tuning, law = plan.tuning, plan.tuning.predicted
     header = {
         "format": _FORMAT,
-        "model": {"family": calibration.model.family.name, "constant": calibration.model.constant},
-        "fit": {k: v for k, v in asdict(plan.fit).items() if k != "params"},
+        "model": _model_header(calibration.model),
+        "fit": {k: getattr(plan.fit, k) for k in _FIT},
         "moments": {"n": plan.moments.n, "noise_ratio": plan.moments.noise_ratio},
         "dynamics": asdict(tuning.dynamics),
         "tuning": {k: getattr(tuning, k) for k in ("residual", "proxy", "structure", "distance")},
         "plan": {k: getattr(plan, k) for k in ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds")},
-        "chains": {k: getattr(chains, k) for k in ("names", "thin", "burn_in", "seed", "statistics")},
+        "chains": {k: getattr(chains, k) for k in ("names", "thin", "burn_in", "seed", "statistics", "variables")},
         "response": calibration.response,
         "design": _design_header(calibration.design),
     }
     arrays = {
         **{f"moments.{name}": getattr(plan.moments, name) for name in _MOMENTS},
         **{f"law.{name}": getattr(law, name) for name in ("cov", "gradient_noise", "score_noise", "mean_bias")},
-        "fit.params": plan.fit.params,
         "step": tuning.step,
         "target": tuning.target,
         "draws": chains.draws,
-        "prior_precision": calibration.model.prior_precision,
-        "prior_mean": calibration.model.prior_mean,
     }
+    if isinstance(calibration.model, GLM):
+        arrays |= {"prior_precision": calibration.model.prior_precision, "prior_mean": calibration.model.prior_mean}
     try:
         text = json.dumps(header)
     except TypeError as error:
@@ -113,16 +113,27 @@ def _restored(header: dict[str, Any], stored: Any) -> Calibration:
         **header["tuning"],
     )  # fmt: skip
     plan = Plan(
-        fit=Fit(params=stored["fit.params"], **header["fit"]),
+        model=_model(header["model"], stored),
+        fit=Fit(params=moments.params, **header["fit"]),
         moments=moments,
         tuning=tuning,
         **header["plan"],
     )
-    chains = Chains(draws=stored["draws"], state=(), **{**header["chains"], "names": names})
-    family = FAMILIES[header["model"]["family"]]
-    model = GLM(family, header["model"]["constant"], stored["prior_precision"], stored["prior_mean"])
+    variables = tuple((name, tuple(shape)) for name, shape in header["chains"]["variables"])
+    chains = Chains(draws=stored["draws"], state=(), **{**header["chains"], "names": names, "variables": variables})
     design = header["design"]
-    return Calibration(model, plan, chains, header["response"], None if design is None else Design(spec=None, **design))
+    return Calibration(plan, chains, header["response"], None if design is None else Design(spec=None, **design))
+
+
+def _model_header(model: Any) -> dict[str, Any] | None:
+    """A GLM in words; a loss of the user's own cannot be kept without pickle."""
+    return {"family": model.family.name, "constant": model.constant} if isinstance(model, GLM) else None
+
+
+def _model(header: dict[str, Any] | None, stored: Any) -> GLM | None:
+    if header is None:
+        return None
+    return GLM(FAMILIES[header["family"]], header["constant"], stored["prior_precision"], stored["prior_mean"])
 
 
 def _design_header(design: Design | None) -> dict[str, Any] | None:

@@ -278,9 +278,9 @@ def _pull_back(phi: Array, metric: Array, radius2: float) -> int:
     return 1
 
 
-def _derivative(eta: float, y: float, p: Array) -> float:
-    """The first derivative of the loss: a placeholder, replaced by `_bind`."""
-    raise NotImplementedError
+def _derivative(eta: float, y: float, p: Array) -> float:  # noqa: ARG001
+    """The name the loop knows the loss's first derivative by; `_bind` puts a loss in its place."""
+    raise RuntimeError("the loop runs only once a loss is bound into it")
 
 
 # Argument types of `_run`, fixed so that a loss is compiled once whatever the layout of the caller's arrays.

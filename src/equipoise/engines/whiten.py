@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,9 +34,9 @@ class LinearEngine:
         """A chain at θ, at rest."""
         return initial_state(solve(self.root, theta - self.center), seed)
 
-    def advance(self, state: ChainState, steps: int, thin: int, out: Array) -> int:
-        """Run steps in place; see `equipoise.engines.linear.advance`."""
-        return advance(self.program, state, steps, thin, out)
+    def advance(self, states: list[ChainState], steps: int, thin: int, outs: list[Array], pool: Executor) -> list[int]:
+        """Run every chain, each on a thread of its own; see `equipoise.engines.linear.advance`."""
+        return list(pool.map(lambda state, out: advance(self.program, state, steps, thin, out), states, outs))
 
     def identity(self) -> tuple[Array, ...]:
         """The arrays that, with the step and the options, determine a run."""

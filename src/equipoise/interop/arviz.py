@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import InvalidInput
@@ -14,7 +15,7 @@ __all__ = ["to_arviz"]
 
 
 def to_arviz(calibration: Calibration) -> Any:
-    """One variable per parameter in the posterior group; the run's settings as attributes.
+    """One variable per parameter array in the posterior group; the run's settings as attributes.
 
     Raises
     ------
@@ -30,7 +31,11 @@ def to_arviz(calibration: Calibration) -> Any:
         raise InvalidInput(
             "arviz", "installed for to_arviz()", "no such package", "run: pip install 'equipoise[arviz]'"
         ) from error
-    posterior = {name: calibration.draws[:, :, j] for j, name in enumerate(calibration.names)}
+    posterior, start = {}, 0
+    for name, shape in calibration.chains.variables or tuple((name, ()) for name in calibration.names):
+        stop = start + prod(shape)
+        posterior[name] = calibration.draws[:, :, start:stop].reshape(*calibration.draws.shape[:2], *shape)
+        start = stop
     data = arviz.from_dict({"posterior": posterior}) if _is_one(arviz) else arviz.from_dict(posterior=posterior)
     attributes = {
         "inference_library": "equipoise",

@@ -190,6 +190,21 @@ class LinearProblem:
         return self.rows.names
 
     @property
+    def variables(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Every column is a scalar parameter."""
+        return tuple((name, ()) for name in self.names)
+
+    @property
+    def convex(self) -> bool:
+        """The log loss of every family is convex in the linear predictor."""
+        return True
+
+    @property
+    def every_start(self) -> bool:
+        """All starts are tried: they are few and cheap."""
+        return True
+
+    @property
     def guarded(self) -> bool:
         """Whether chains are kept inside a very large ellipsoid by default: the loss grows exponentially."""
         return self.model.family.exponential_mean

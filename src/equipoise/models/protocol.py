@@ -28,6 +28,21 @@ class Problem(Protocol):
         ...
 
     @property
+    def convex(self) -> bool:
+        """Whether the loss is known to be convex, so that any minimum is the minimum."""
+        ...
+
+    @property
+    def every_start(self) -> bool:
+        """Whether all starts are worth trying, or only the first that works."""
+        ...
+
+    @property
+    def variables(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Name and shape of every parameter array, in flat order."""
+        ...
+
+    @property
     def guarded(self) -> bool:
         """Whether chains are kept inside a very large ellipsoid by default (theory §10)."""
         ...

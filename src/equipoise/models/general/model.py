@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from equipoise.errors import InvalidInput
 from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, low_rank_factors
 from equipoise.models.general.structure import Structure, row_count, trainable_structure
-from equipoise.moments import Curvature, Moments, symmetric
+from equipoise.moments import FLAT, Curvature, Moments, curvature_axes, symmetric
 
 __all__ = ["GeneralProblem", "Model"]
 
@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 _BLOCK_ELEMENTS = 1 << 22
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """A loss of your own.
 
@@ -46,6 +46,8 @@ class Model:
     trainable
         Which parameters vary: a pytree of booleans (prefixes allowed), or a function of a leaf's name. All by default;
         the others stay at `init` (last-layer calibration).
+    subspace
+        (origin, basis): parameters are origin + coordinates @ basis; made by `identified`.
 
     Examples
     --------
@@ -62,6 +64,7 @@ class Model:
     prior_mean: ArrayLike = 0.0
     regularizer: Callable[[Any], Any] | None = None
     trainable: Any = None
+    subspace: tuple[Array, Array] | None = None
 
     def bind(self, data: Any) -> GeneralProblem:
         """Check the loss at its start and the data's leading axes.
@@ -78,6 +81,14 @@ class Model:
         problem.check()
         return problem
 
+    def evaluate(self, function: Callable[[Any, Any], Any], data: Any, draws: Array) -> Array:
+        """`function(params, observation)` for every draw and every row, (draws, rows, ...)."""
+        row_count(data)
+        with jax.enable_x64(True):
+            held = jax.tree.map(_column, data)
+            each = jax.jit(lambda t: jax.vmap(lambda o: function(self.structure.unflatten_jax(t), o))(held))
+            return np.asarray(jax.lax.map(each, jnp.asarray(draws)))
+
     def at_constant(self, constant: float | None) -> Model:  # noqa: ARG002
         """A general loss has no constant to fix."""
         return self
@@ -85,7 +96,21 @@ class Model:
     @cached_property
     def structure(self) -> Structure:
         """How flat vectors become the user's parameters."""
-        return trainable_structure(self.init, self.trainable)
+        whole = trainable_structure(self.init, self.trainable)
+        return whole if self.subspace is None else whole.within(*self.subspace)
+
+    def identified(self, data: Any, params: Any) -> Model:
+        """The model restricted to the directions its loss curves along at a minimiser, which is its new start.
+
+        Along the others (symmetries, dead units, redundant parameters) the data say nothing and no chain is stationary.
+        """
+        problem = self.bind(data)
+        theta = problem.flatten(params)
+        values, axes = curvature_axes(problem.derivatives(theta)[2])
+        basis = axes[values > FLAT]
+        if self.subspace is not None:
+            basis = basis @ self.subspace[1]
+        return replace(self, subspace=(np.asarray(self.structure.embed(theta)), basis), init=params)
 
     @cached_property
     def functions(self) -> Functions:
@@ -94,7 +119,7 @@ class Model:
 
     def prior(self) -> tuple[Array, Array]:
         """Precision matrix and mean of the Gaussian prior."""
-        dim = self.structure.dim
+        dim = self.structure.full
         precision, mean = (np.asarray(a, dtype=np.float64) for a in (self.prior_precision, self.prior_mean))
         if precision.shape not in {(), (dim,), (dim, dim)} or mean.shape not in {(), (dim,)}:
             raise InvalidInput(
@@ -129,7 +154,8 @@ class Functions:
         def penalty(theta: Any) -> Any:
             if model.regularizer is not None:
                 return model.regularizer(structure.unflatten_jax(theta))
-            return 0.5 * (theta - mean) @ precision @ (theta - mean)
+            away = structure.embed(theta) - mean
+            return 0.5 * away @ precision @ away
 
         def bend(theta: Any, block: Any, mask: Any, values: Any, vectors: Any) -> Any:
             """Σ over rows of tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ."""
@@ -185,6 +211,11 @@ class GeneralProblem:
     @property
     def convex(self) -> bool:
         """Nothing is known of a general loss."""
+        return False
+
+    @property
+    def every_start(self) -> bool:
+        """The user's start first; the others only if it fails."""
         return False
 
     def check(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -31,19 +31,41 @@ class Structure:
         The leaves of the initial parameters, float64.
     varies
         Which of them are trainable.
-    variables
+    trained
         Name and shape of every trainable leaf.
+    origin, basis
+        With a subspace, parameters are origin + coordinates @ basis; None without one.
     """
 
     treedef: Any
     leaves: tuple[Array, ...]
     varies: tuple[bool, ...]
-    variables: tuple[tuple[str, tuple[int, ...]], ...]
+    trained: tuple[tuple[str, tuple[int, ...]], ...]
+    origin: Array | None = None
+    basis: Array | None = None
+
+    @property
+    def full(self) -> int:
+        """Number of trainable scalars."""
+        return sum(prod(shape) for _, shape in self.trained)
 
     @property
     def dim(self) -> int:
-        """Number of trainable scalars."""
-        return sum(prod(shape) for _, shape in self.variables)
+        """Number of coordinates: trainable scalars, or directions of the subspace."""
+        return self.full if self.basis is None else self.basis.shape[0]
+
+    @property
+    def variables(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Name and shape of every array of coordinates."""
+        return self.trained if self.basis is None else (("direction", (self.dim,)),)
+
+    def within(self, origin: Array, basis: Array) -> Structure:
+        """The same parameters restricted to origin + the span of the rows of `basis`."""
+        return replace(self, origin=origin, basis=basis)
+
+    def embed(self, theta: Any) -> Any:
+        """Coordinates as the vector of all trainable scalars."""
+        return theta if self.basis is None else self.origin + theta @ self.basis
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,16 +78,23 @@ class Structure:
 
     def flatten(self, params: Any) -> Array:
         """The trainable part of `params` as a vector; a flat vector passes through."""
-        if isinstance(params, np.ndarray) and params.shape == (self.dim,) and self.treedef.num_leaves != 1:
+        if isinstance(params, np.ndarray) and params.shape == (self.dim,) and self._vectors_are_flat:
             return params.astype(np.float64)
         leaves, treedef = jax.tree.flatten(params)
         if treedef != self.treedef:
             raise InvalidInput("params", f"of the structure {self.treedef}", str(treedef), "pass fit.params")
         parts = [np.ravel(np.asarray(leaf, dtype=np.float64)) for leaf, v in zip(leaves, self.varies, strict=True) if v]
         flat = np.concatenate(parts)
-        if flat.shape != (self.dim,) or not np.isfinite(flat).all():
-            raise InvalidInput("params", f"{self.dim} finite numbers", f"{flat.size} numbers", "pass fit.params")
-        return flat
+        if flat.shape != (self.full,) or not np.isfinite(flat).all():
+            raise InvalidInput("params", f"{self.full} finite numbers", f"{flat.size} numbers", "pass fit.params")
+        if self.basis is None or self.origin is None:
+            return flat
+        return np.linalg.lstsq(self.basis.T, flat - self.origin, rcond=None)[0].astype(np.float64)
+
+    @property
+    def _vectors_are_flat(self) -> bool:
+        """Whether a plain vector can only mean coordinates: a single bare array is its own structure otherwise."""
+        return self.basis is not None or self.treedef != jax.tree.structure(0.0)
 
     def unflatten(self, theta: Array) -> Any:
         """Vectors with any leading axes in the user's structure; constants are repeated as they are."""
@@ -76,7 +105,8 @@ class Structure:
         return self._rebuilt(theta, jnp.reshape)
 
     def _rebuilt(self, theta: Any, reshape: Callable[[Any, tuple[int, ...]], Any]) -> Any:
-        leaves, start, shapes = [], 0, iter(self.variables)
+        theta = self.embed(theta)
+        leaves, start, shapes = [], 0, iter(self.trained)
         for leaf, varies in zip(self.leaves, self.varies, strict=True):
             if not varies:
                 leaves.append(leaf)
