@@ -16,6 +16,7 @@ from equipoise.errors import (
     UnstableStep,
 )
 from equipoise.fit import Fit, fit
+from equipoise.models.divergence import Beta
 from equipoise.models.glm import glm
 from equipoise.moments import Moments, moments
 from equipoise.risk import expected_test_loss, optimal_batch_size, optimal_weight_decay
@@ -26,6 +27,7 @@ from equipoise.theory.stationary import Stationary, max_stable_step, stationary
 from equipoise.tuning import Tuning, tune
 
 __all__ = [
+    "Beta",
     "Calibration",
     "ChainDiverged",
     "Chains",

@@ -127,7 +127,7 @@ def _settle(problem: Problem, theta: Array, solver: Callable[[Problem, Array, in
 
 def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
     """The lowest minimum reached from the problem's starts."""
-    starts = problem.starts()
+    starts = [*_relaxed_starts(problem, max_iterations), *problem.starts()]
     exhaustive = problem.every_start if restarts is None else True
     found, failure = [], None
     for theta in starts if restarts is None else starts[: restarts + 1]:
@@ -141,6 +141,26 @@ def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
         assert failure is not None  # there is at least one start
         raise failure
     return min(found, key=lambda result: result.loss)
+
+
+def _relaxed_starts(problem: Problem, max_iterations: int) -> list[Array]:
+    """Where a robust loss is likely to have its minimum: the log loss's, and that of the rows it fits best.
+
+    Rows are trimmed and the log loss fitted again, until the rest agree: outliers leave one by one.
+    """
+    if problem.relaxed is None:
+        return []
+    found: list[Array] = []
+    for share in (1.0, 0.9, 0.75, 0.5):
+        try:
+            theta = found[0] if found else problem.relaxed.starts()[0]
+            for _ in range(1 if share == 1.0 else 10):
+                part = problem.relaxed if share == 1.0 else problem.relaxed.trimmed(theta, share)
+                theta = _settle(part, theta, minimise, max_iterations).params
+            found.append(theta)
+        except FitFailed:
+            continue
+    return found
 
 
 def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:

@@ -16,6 +16,7 @@ from equipoise.data.table import Design
 from equipoise.dynamics import Dynamics
 from equipoise.errors import InvalidInput
 from equipoise.fit import Fit
+from equipoise.models.divergence import Beta
 from equipoise.models.family import FAMILIES
 from equipoise.models.glm import GLM
 from equipoise.moments import Moments
@@ -29,6 +30,7 @@ _FORMAT = 1
 # what numpy, zipfile and zlib raise on a file that is damaged or of another kind
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _FIT = ("gradient_norm", "converged", "iterations", "loss", "condition", "constant")
+_DIVERGENCES: dict[str, Any] = {kind.__name__: kind for kind in (Beta,)}
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
 
 
@@ -127,13 +129,20 @@ def _restored(header: dict[str, Any], stored: Any) -> Calibration:
 
 def _model_header(model: Any) -> dict[str, Any] | None:
     """A GLM in words; a loss of the user's own cannot be kept without pickle."""
-    return {"family": model.family.name, "constant": model.constant} if isinstance(model, GLM) else None
+    if not isinstance(model, GLM):
+        return None
+    robust = model.divergence
+    words = None if robust is None else {"kind": type(robust).__name__, **vars(robust)}
+    return {"family": model.family.name, "constant": model.constant, "divergence": words}
 
 
 def _model(header: dict[str, Any] | None, stored: Any) -> GLM | None:
     if header is None:
         return None
-    return GLM(FAMILIES[header["family"]], header["constant"], stored["prior_precision"], stored["prior_mean"])
+    words = dict(header["divergence"] or {})
+    robust = _DIVERGENCES[words.pop("kind")](**words) if words else None
+    prior = (stored["prior_precision"], stored["prior_mean"])
+    return GLM(FAMILIES[header["family"]], header["constant"], *prior, robust)
 
 
 def _design_header(design: Design | None) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,9 +14,22 @@ from equipoise.errors import InvalidInput
 from equipoise.models.family import FAMILIES, Family, ScalarLoss
 from equipoise.moments import LinearCurvature, Moments, blocks, symmetric
 
-__all__ = ["GLM", "LinearProblem", "glm"]
+__all__ = ["GLM", "Divergence", "LinearProblem", "glm"]
 
 Array = NDArray[np.float64]
+
+
+class Divergence(Protocol):
+    """A loss made from a family, in place of its negative log-likelihood."""
+
+    @property
+    def convex(self) -> bool:
+        """Whether it is convex in the linear predictor."""
+        ...
+
+    def loss(self, family: Family, constant: float | None) -> ScalarLoss:
+        """The loss of one observation."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -31,12 +44,15 @@ class GLM:
         The family's fixed constant; None when it has none, or when the gaussian scale is estimated from residuals.
     prior_precision, prior_mean
         Of the prior N(mean, precision⁻¹) on the parameters: scalar, vector or (precision only) matrix.
+    divergence
+        A robust loss in place of the negative log-likelihood; None for the latter.
     """
 
     family: Family
     constant: float | None
     prior_precision: Array
     prior_mean: Array
+    divergence: Divergence | None = None
 
     def bind(self, data: Any) -> LinearProblem:
         """Check the response and the prior against the data.
@@ -94,6 +110,7 @@ def glm(
     scale: float | None = None,
     shape: float | None = None,
     dispersion: float | None = None,
+    divergence: Divergence | None = None,
     prior_precision: ArrayLike = 0.0,
     prior_mean: ArrayLike = 0.0,
 ) -> GLM:
@@ -109,6 +126,9 @@ def glm(
         Shape of the gamma family; 1 when left out.
     dispersion
         a in the negative binomial's variance μ + a μ²; 1 when left out.
+    divergence
+        A robust loss: `eq.Beta(b)` for every family; `eq.Huber`, `eq.StudentT` or `eq.Pinball` for gaussian. A scale left
+        out is then estimated by the median absolute residual.
     prior_precision
         Precision of a Gaussian prior, R(θ) = ½ (θ−m)ᵀ Γ (θ−m): scalar, vector (diagonal) or matrix. 0 is no prior.
     prior_mean
@@ -151,7 +171,16 @@ def glm(
         raise InvalidInput(
             "prior_precision", "positive semi-definite", f"smallest value {lowest:g}", "use zero for no prior"
         )
-    return GLM(chosen, None if constant is None else float(constant), precision, _finite("prior_mean", prior_mean))
+    if divergence is not None:
+        if not hasattr(divergence, "loss"):
+            raise InvalidInput(
+                "divergence", "a robust loss such as eq.Beta(1.5)", repr(divergence), "wrap the number in eq.Beta"
+            )
+        divergence.loss(
+            chosen, 1.0 if constant is None and chosen.parameter else constant
+        )  # refused at the door, if at all
+    number = None if constant is None else float(constant)
+    return GLM(chosen, number, precision, _finite("prior_mean", prior_mean), divergence)
 
 
 def _finite(name: str, value: ArrayLike) -> Array:
@@ -196,8 +225,8 @@ class LinearProblem:
 
     @property
     def convex(self) -> bool:
-        """The log loss of every family is convex in the linear predictor."""
-        return True
+        """The log loss of every family is convex in the linear predictor; a robust loss need not be."""
+        return self.model.divergence is None or self.model.divergence.convex
 
     @property
     def every_start(self) -> bool:
@@ -232,31 +261,56 @@ class LinearProblem:
         return eta if self.rows.offset is None else eta + self.rows.offset
 
     def loss_at(self, theta: Array) -> ScalarLoss:
-        """The loss with its constants; an estimated gaussian scale is that of the residuals at `theta`.
+        """The loss with its constants."""
+        family, divergence, constant = self.model.family, self.model.divergence, self.constant_at(theta)
+        if divergence is not None:
+            return divergence.loss(family, constant)
+        return family.loss if constant is None else replace(family.loss, p=(constant,))
 
-        s² = Σ w r² / (N − D), so that one rule serves the fit, the moments and the chain alike.
+    def constant_at(self, theta: Array) -> float | None:
+        """The family's constant; None for a family without one.
+
+        An estimated gaussian scale is that of the residuals at `theta`, s² = Σ w r² / (N − D), or with a robust loss the
+        normal-consistent median of |r|: one rule serves the fit, the moments and the chain alike.
         """
-        loss, family = self.model.family.loss, self.model.family
-        if family.parameter is None:
-            return loss
-        constant = self.model.constant
-        if constant is None:
-            residual2 = (self.rows.y - self.predictor(theta)) ** 2
-            total = float(np.sum(residual2 if self.rows.weights is None else self.rows.weights * residual2))
-            constant = float(np.sqrt(total / max(1, self.rows.n - self.rows.dim)))
-            if constant == 0.0:
-                raise InvalidInput("y", "not fitted exactly by the columns", "zero residuals", "pass scale= explicitly")
-        return replace(loss, p=(constant,))
+        if self.model.constant is not None or self.model.family.parameter is None:
+            return self.model.constant
+        residual = self.rows.y - self.predictor(theta)
+        if self.model.divergence is not None:
+            scale = float(np.median(np.abs(residual))) / 0.6744897501960817
+        else:
+            weights = 1.0 if self.rows.weights is None else self.rows.weights
+            scale = float(np.sqrt(np.sum(weights * residual**2) / max(1, self.rows.n - self.rows.dim)))
+        if scale == 0.0:
+            raise InvalidInput("y", "not fitted exactly by the columns", "zero residuals", "pass scale= explicitly")
+        return scale
 
     def settled(self, theta: Array) -> LinearProblem:
         """The problem with an estimated scale fixed at its value for `theta`."""
         if self.model.constant is not None or self.model.family.parameter is None:
             return self
-        return replace(self, model=replace(self.model, constant=self.loss_at(theta).p[0]))
+        return replace(self, model=replace(self.model, constant=self.constant_at(theta)))
 
-    def constant_at(self, theta: Array) -> float | None:
-        """The family's constant at `theta`; None for a family without one."""
-        return next(iter(self.loss_at(theta).p), None)
+    @property
+    def relaxed(self) -> LinearProblem | None:
+        """The same problem with the convex log loss, where a search for a robust minimum may begin."""
+        return None if self.convex else replace(self, model=replace(self.model, divergence=None))
+
+    def trimmed(self, theta: Array, share: float) -> LinearProblem:
+        """The problem on the share of rows whose log loss at `theta` is smallest: the others may be outliers."""
+        loss = self.model.family.loss
+        constant = self.constant_at(theta)
+        p = np.array([] if constant is None else [constant])
+        surprise = loss.value(self.predictor(theta), self.rows.y, p) - loss.value(self._saturated(), self.rows.y, p)
+        keep = np.sort(np.argsort(surprise)[: max(self.rows.dim + 1, int(share * self.rows.n))])
+        return replace(self, rows=self.rows.take(keep))
+
+    def _saturated(self) -> Array:
+        """The predictor that fits each row by itself, kept off the ends of the link."""
+        y, family = self.rows.y, self.model.family
+        floor = 1e-3 * max(float(np.mean(np.abs(y))), 1e-3)
+        inside = np.clip(y, 1e-3, 1.0 - 1e-3) if family.name == "bernoulli" else np.maximum(y, floor)
+        return family.link(inside if family.name != "gaussian" else y)
 
     def starts(self) -> list[Array]:
         """One weighted least-squares step from predictors matched to the response."""
@@ -290,6 +344,8 @@ class LinearProblem:
     def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
         """Name the columns along which the loss never rises: separated data."""
         rows = self.rows
+        if self.model.divergence is not None:
+            return None  # a bounded loss levels off everywhere: that proves nothing
         slope = rows.x @ direction
         reach = np.abs(slope).max()
         if reach == 0.0 or np.any(np.abs(self.precision @ direction) > 1e-12 * np.abs(direction).max()):
@@ -345,7 +401,10 @@ class LinearProblem:
         low, high, steep = second.min(axis=0), second.max(axis=0), third.max(axis=0)
         where = "the minimiser (plug-in)" if radius is None else f"the ball of radius {radius:g} around the minimiser"
         scope = f"L, M and μ at {where}"
-        if family.second_bound is not None and family.third_bound is not None:
+        robust = self.model.divergence is not None
+        if robust and radius is not None:
+            raise InvalidInput("radius", "left out for a robust loss", radius, "take the constants at the minimiser")
+        if not robust and family.second_bound is not None and family.third_bound is not None:
             high, steep = family.second_bound(y, p), family.third_bound(y, p)
             scope = "global" if not steep.any() else f"L and M global, μ at {where}"
         return self._weighted(low), self._weighted(high), self._weighted(steep), scope

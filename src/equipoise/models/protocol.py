@@ -51,6 +51,11 @@ class Problem(Protocol):
         """The same problem on a random subset of rows, still weighing the regulariser by the full N."""
         ...
 
+    @property
+    def relaxed(self) -> Any:
+        """The same problem with a convex loss, where a search may begin; None when there is none."""
+        ...
+
     def starts(self) -> list[Array]:
         """Where a minimiser may start."""
         ...

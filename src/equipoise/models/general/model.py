@@ -214,6 +214,11 @@ class GeneralProblem:
         return False
 
     @property
+    def relaxed(self) -> None:
+        """A general loss has no convex companion."""
+        return None
+
+    @property
     def every_start(self) -> bool:
         """The user's start first; the others only if it fails."""
         return False
