@@ -28,7 +28,7 @@ ORDER = [
     {"checkpoint"},
     {"sampling"},
     {"diagnostics"},
-    {"accuracy", "risk"},
+    {"accuracy", "refinement", "risk"},
     {"calibration"},
     {"storage", "report", "interop"},
     {"experiments"},

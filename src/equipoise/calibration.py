@@ -20,6 +20,8 @@ from equipoise.dynamics import Dynamics, is_number, whole
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fit import Fit, fit
 from equipoise.moments import Moments, moments
+from equipoise.refinement import Refinement
+from equipoise.refinement import refine as refine_tuning
 from equipoise.sampling import Chains, resolve_burn_in, resolve_thin, sample
 from equipoise.targets import target_matrix
 from equipoise.tuning import Tuning, tune
@@ -115,12 +117,15 @@ class Calibration:
         Name of the response.
     design
         How a table became columns; None for arrays.
+    refinement
+        What pilot runs found, when asked for.
     """
 
     plan: Plan
     chains: Chains
     response: str = "y"
     design: Design | None = None
+    refinement: Refinement | None = None
 
     @property
     def draws(self) -> Array:
@@ -346,6 +351,7 @@ def calibrate(
     seed: int = 0,
     *,
     sampler: str = "sgmcmc",
+    refine: bool = False,
     formula: str | None = None,
     weights: str | None = None,
     offset: str | None = None,
@@ -364,6 +370,9 @@ def calibrate(
         See `eq.plan`.
     sampler
         `"sgmcmc"` runs the tuned chains; `"gaussian"` draws from N(θ̂, target) at no sampling cost.
+    refine
+        First run pilots and, where their covariance misses the target beyond Monte Carlo error, correct the step for it
+        (theory §11): for losses that are far from quadratic at the scale of the target.
     guard, progress, checkpoint, threads
         See `eq.sample`.
     **options
@@ -387,17 +396,24 @@ def calibrate(
         raise InvalidInput("sampler", f"one of {', '.join(_SAMPLERS)}", repr(sampler), "use 'sgmcmc'")
     source = _source(data, formula, weights, offset, missing)
     budget = plan(model, source, target, ess, chains, seed, **options)
+    found = None
     if sampler == "gaussian":
         given = options.get("draws")
         length = max(2, int(np.ceil(ess / budget.chains))) if given is None else budget.draws
         budget, drawn = _gaussian(budget, whole("seed", seed, 0, "pass an int"), length)
     else:
+        if refine:
+            tuning, found = refine_tuning(
+                budget.model, source, budget.moments, budget.tuning, seed=whole("seed", seed, 0, "pass an int"),
+                rows=budget.rows, guard=guard, progress=progress,
+            )  # fmt: skip
+            budget = replace(budget, tuning=tuning)
         drawn = sample(
             budget.model, source, budget.tuning, draws=budget.draws, chains=chains, seed=seed, thin=budget.thin,
             burn_in=budget.burn_in, progress=progress, checkpoint=checkpoint, guard=guard, threads=threads,
         )  # fmt: skip
     response, design = (source.response, source.design) if isinstance(source, Rows) else ("y", None)
-    return Calibration(budget, drawn, response, design)
+    return Calibration(budget, drawn, response, design, found)
 
 
 def resolve_batch_size(batch_size: int | str, n: int) -> int:

@@ -20,6 +20,7 @@ from equipoise.models.divergence import Beta
 from equipoise.models.family import FAMILIES
 from equipoise.models.glm import GLM
 from equipoise.moments import Moments
+from equipoise.refinement import Pilot, Refinement
 from equipoise.sampling import Chains
 from equipoise.theory.stationary import Stationary
 from equipoise.tuning import Tuning
@@ -49,12 +50,14 @@ def save(calibration: Calibration, path: Path) -> Path:
         "chains": {k: getattr(chains, k) for k in ("names", "thin", "burn_in", "seed", "statistics", "variables")},
         "response": calibration.response,
         "design": _design_header(calibration.design),
+        "refinement": None if calibration.refinement is None else asdict(calibration.refinement),
     }
     arrays = {
         **{f"moments.{name}": getattr(plan.moments, name) for name in _MOMENTS},
         **{f"law.{name}": getattr(law, name) for name in ("cov", "gradient_noise", "score_noise", "mean_bias")},
         "step": tuning.step,
         "target": tuning.target,
+        **({} if tuning.internal is None else {"internal": tuning.internal}),
         "draws": chains.draws,
     }
     if isinstance(calibration.model, GLM):
@@ -112,7 +115,7 @@ def _restored(header: dict[str, Any], stored: Any) -> Calibration:
     )
     tuning = Tuning(
         step=stored["step"], dynamics=dynamics, target=stored["target"], predicted=law, center=moments.params,
-        **header["tuning"],
+        internal=stored.get("internal"), **header["tuning"],
     )  # fmt: skip
     plan = Plan(
         model=_model(header["model"], stored),
@@ -124,7 +127,14 @@ def _restored(header: dict[str, Any], stored: Any) -> Calibration:
     variables = tuple((name, tuple(shape)) for name, shape in header["chains"]["variables"])
     chains = Chains(draws=stored["draws"], state=(), **{**header["chains"], "names": names, "variables": variables})
     design = header["design"]
-    return Calibration(plan, chains, header["response"], None if design is None else Design(spec=None, **design))
+    found = header["refinement"]
+    return Calibration(
+        plan,
+        chains,
+        header["response"],
+        None if design is None else Design(spec=None, **design),
+        None if found is None else Refinement(tuple(Pilot(**p) for p in found["pilots"]), found["words"]),
+    )
 
 
 def _model_header(model: Any) -> dict[str, Any] | None:

@@ -43,6 +43,8 @@ class Tuning:
         How it was tuned.
     distance
         Kullback–Leibler divergence from N(0, target) of N(0, predicted covariance): 0 for a full matrix.
+    internal
+        The covariance the step was tuned to when a pilot run showed that the target itself would be missed; else None.
     """
 
     step: Array
@@ -54,6 +56,7 @@ class Tuning:
     proxy: str
     structure: str
     distance: float
+    internal: Array | None = None
 
     @classmethod
     def at(cls, moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str = "dq-exact") -> Tuning:

@@ -168,7 +168,7 @@ def _functions(family: Family) -> tuple[ScalarFunction, ScalarFunction, ScalarFu
     return value, d1, d2, d3
 
 
-# Normalising constants: −log f minus the family's loss.
+# A normaliser is −log f minus the family's loss; an integral is I, or its derivative of the order given.
 
 
 def constant_normaliser(y: Any, p: Any) -> Any:
@@ -197,10 +197,9 @@ def log_rising(y: Any, r: Any) -> Any:
     Stirling's series for both at an argument larger by 8, where it is exact to 2e-16, and its difference in closed
     form, so that nothing cancels when r is large. Relative error below 1e-14, and 1e-14 in absolute terms near a zero.
     """
-    upper, lower = r + y, r
+    upper, lower, big = r + y, r, r + 8.0
     for i in range(1, 8):
         upper, lower = upper * (r + i + y), lower * (r + i)
-    big = r + 8.0
     bulk = (y + big - 0.5) * np.log1p(y / big) - y + y * np.log(big)
     return bulk + stirling(y + big) - stirling(big) - np.log(upper / lower)
 
@@ -208,13 +207,9 @@ def log_rising(y: Any, r: Any) -> Any:
 def stirling(x: Any) -> Any:
     """log Γ(x) − [(x − ½) log x − x + ½ log 2π], for x ≥ 8."""
     s = 1.0 / (x * x)
-    series = 1.0 / 156.0 - s * 3617.0 / 122400.0
-    series = 1.0 / 1188.0 - s * (691.0 / 360360.0 - s * series)
+    series = 1.0 / 1188.0 - s * (691.0 / 360360.0 - s * (1.0 / 156.0 - s * 3617.0 / 122400.0))
     series = 1.0 / 1260.0 - s * (1.0 / 1680.0 - s * series)
     return (1.0 / 12.0 - s * (1.0 / 360.0 - s * series)) / x
-
-
-# I and its derivatives, of the order given.
 
 
 def gaussian_integral(eta: Any, p: Any, order: int) -> Any:
@@ -232,8 +227,7 @@ def bernoulli_integral(eta: Any, p: Any, order: int) -> Any:
     """μ^b + (1−μ)^b."""
     b, e = p[1], np.exp(-np.abs(eta))
     small, large = e / (1.0 + e), 1.0 / (1.0 + e)
-    up, least = eta >= 0.0, np.log1p(e)
-    mu, rest = np.maximum(small, up * large), np.maximum(small, (1.0 - up) * large)
+    mu, rest, least = np.maximum(small, (eta >= 0.0) * large), np.maximum(small, (eta < 0.0) * large), np.log1p(e)
     one, zero = np.exp(-b * (np.maximum(-eta, 0.0) + least)), np.exp(-b * (np.maximum(eta, 0.0) + least))
     if order == 0:
         return one + zero
@@ -298,15 +292,13 @@ def _table(b: float, dispersion: float) -> tuple[float, ...]:
     cells = math.ceil((high - low) * b / 1.5)
     half = 0.5 * (high - low) / cells
     nodes = np.append(chebpts1(_NODES), 0.0)
-    middles = low + half * (2.0 * np.arange(cells) + 1.0)
-    eta = (middles[:, None] + half * nodes).ravel()
+    eta = (low + half * (2.0 * np.arange(cells)[:, None] + 1.0 + nodes)).ravel()
     sums, left_out = _count_sums(np.append(eta, [low, high]), b, dispersion)
     ends, grid = sums[:, -2:], sums[:, :-2].reshape(4, cells, -1)
     third = np.linalg.solve(np.vander(nodes[:-1], increasing=True), grid[3, :, :-1].T).T
     k = np.arange(_NODES)
-    table = np.empty((cells, _COEFFICIENTS))
-    table[:, :3] = (grid[:3, :, -1] * np.array([1.0, half, half**2 / 2.0])[:, None]).T
-    table[:, 3:] = third * half**3 / ((k + 1.0) * (k + 2.0) * (k + 3.0))
+    lowest = grid[:3, :, -1].T * np.array([1.0, half, half**2 / 2.0])
+    table = np.hstack([lowest, third * half**3 / ((k + 1.0) * (k + 2.0) * (k + 3.0))])
     # leading rates of I: (1−b)/2 and one less (Poisson), 1−b and −b/a (negative binomial, by the mass at zero)
     slow, fast = ((b - 1.0) / 2.0, (b + 1.0) / 2.0) if dispersion == 0.0 else sorted((b - 1.0, b / dispersion))
     gap = min(max(fast - slow, 0.01), 1.0)
@@ -328,19 +320,19 @@ def _count_sums(eta: Array, b: float, a: float) -> tuple[Array, float]:
     that is smooth on the scale of 1 differ by exponentially little.
     """
     mu = np.exp(eta)[:, None]
-    spread, kappa = np.sqrt(mu * (1.0 + a * mu) / b), b * mu / (1.0 + a * mu)
-    last = mu + 12.0 * spread + 60.0 * (1.0 + a * mu) / b
+    reach = (1.0 + a * mu) / b
+    last = mu + 12.0 * np.sqrt(mu * reach) + 60.0 * reach
     width, middle = 0.3, math.log(64.0)
     t = np.arange(412.0)[None, :]  # 6.2 widths beyond the middle
     total = _powers(t, t - mu, mu, b, a, 0.5 * erfc((np.log(np.maximum(t, 0.5)) - middle) / width))
-    # left of the mode, f^b falls like t^(kappa − b + 1), or not at all
-    fall = np.maximum(kappa - b + 1.0, 1e-3)
+    # left of the mode, t f^b falls like a power of t, or not at all
+    fall = np.maximum(mu / reach - b + 1.0, 1e-3)
     start = np.maximum(math.log(10.0) - eta[:, None], -12.0 / np.sqrt(fall) - 45.0 / fall)
     far = (last > 15.0).ravel()
     # log(t/μ): near a narrow peak, t itself would round off the spacing of the nodes
     grid = np.linspace(start[far], np.log(last / mu)[far], 192, axis=1)[:, :, 0]
-    step, t = grid[:, 1:2] - grid[:, :1], mu[far] * np.exp(grid)
-    share = t * step * 0.5 * erfc((middle - eta[far, None] - grid) / width)
+    t = mu[far] * np.exp(grid)
+    share = t * (grid[:, 1:2] - grid[:, :1]) * 0.5 * erfc((middle - eta[far, None] - grid) / width)
     total[:, far] += _powers(t, mu[far] * np.expm1(grid), mu[far], b, a, share)
     end = np.where(far[:, None], last, 411.0)
     ratio = mu / (1.0 + a * mu) * np.maximum(a, (1.0 + a * end) / (1.0 + end))
@@ -365,12 +357,11 @@ def _powers(t: Array, off: Array, mu: Array, b: float, a: float, share: Array) -
 
 
 def _excess(z: Array, above: Array) -> Array:
-    """z − log(1 + z) without cancellation; `above` is 1 + z, for z near −1."""
+    """z − log(1 + z) without cancellation, from log(1 + z) = 2 artanh s; `above` is 1 + z, for z near −1."""
     s = np.where(np.abs(z) < 0.2, z / (2.0 + z), 0.0)
     series = np.zeros_like(s)
     for k in range(17, 1, -2):
         series = series * s * s + 2.0 / k
-    # log(1 + z) = 2 artanh s
     return np.where(np.abs(z) < 0.2, z * s - s**3 * series, z - np.log(above))
 
 

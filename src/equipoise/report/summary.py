@@ -102,7 +102,8 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
     )
     width = max(len(check.name) for check in diagnosis.checks)
     checks = tuple(f"{'ok  ' if c.ok else 'LOOK'} {c.name:<{width}}  {c.words}" for c in diagnosis.checks)
-    return Summary(frame, header, (*checks, diagnosis.verdict))
+    notes = () if calibration.refinement is None else (f"Refinement: {calibration.refinement.words}.",)
+    return Summary(frame, header, (*checks, *notes, diagnosis.verdict))
 
 
 def summarise_law(moments: Moments, law: Stationary, target: NDArray[np.float64], target_name: str) -> Summary:
@@ -156,8 +157,10 @@ def summarise_law(moments: Moments, law: Stationary, target: NDArray[np.float64]
 
 def model_name(model: Any) -> str:
     """What a model is called: its family, or its kind when it has none."""
-    family = getattr(model, "family", None)
-    return str(family.name) if family is not None else "custom loss"
+    family, robust = getattr(model, "family", None), getattr(model, "divergence", None)
+    if family is None:
+        return "custom loss"
+    return str(family.name) if robust is None else f"{family.name}, {robust}"
 
 
 def _flags(d: Diagnosis, j: int) -> str:
