@@ -18,6 +18,7 @@ from equipoise.errors import (
 from equipoise.fit import Fit, fit
 from equipoise.models.divergence import Beta
 from equipoise.models.glm import glm
+from equipoise.models.robust import Huber, Pinball, StudentT
 from equipoise.moments import Moments, moments
 from equipoise.risk import expected_test_loss, optimal_batch_size, optimal_weight_decay
 from equipoise.sampling import Chains, sample
@@ -38,12 +39,15 @@ __all__ = [
     "EquipoiseWarning",
     "Fit",
     "FitFailed",
+    "Huber",
     "InfeasibleTarget",
     "InvalidInput",
     "Model",
     "Moments",
+    "Pinball",
     "Plan",
     "Stationary",
+    "StudentT",
     "Tuning",
     "UnstableStep",
     "bayesbag",

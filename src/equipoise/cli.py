@@ -70,6 +70,7 @@ Family = Annotated[str, _option("--family", _MODEL, _FAMILIES, "NAME")]
 Scale = Annotated[float | None, _option("--scale", _MODEL, _SCALE)]
 Shape = Annotated[float | None, _option("--shape", _MODEL, "Shape of the gamma family; 1 if left out.")]
 Dispersion = Annotated[float | None, _option("--dispersion", _MODEL, _DISPERSION)]
+Robust = Annotated[float | None, _option("--beta", _MODEL, "Robust: β-divergence of this power, 1.1 to 1.5 say.")]
 Prior = Annotated[float, _option("--prior-precision", _MODEL, "Of a normal prior at zero on each coefficient.")]
 
 _TARGETS = (
@@ -87,6 +88,7 @@ BatchSize = Annotated[Any, _option("--batch-size", _CHAIN, "Rows per step.", "N|
 Momentum = Annotated[float, _option("--momentum", _CHAIN, "Heavy-ball coefficient, from 0 to below 1.")]
 Temperature = Annotated[float, _option("--inverse-temperature", _CHAIN, _BETA)]
 NoReplacement = Annotated[bool, _option("--no-replacement", _CHAIN, "Draw the rows of a batch without replacement.")]
+Refine = Annotated[bool, _option("--refine", _CHAIN, "Correct the step by pilot runs: for few rows per coefficient.")]
 Step = Annotated[float | None, _option("--step", _CHAIN, _STEP)]
 
 _CHECKPOINT = "Save the state here, and resume from it when it exists."
@@ -109,6 +111,7 @@ def fit_command(
     scale: Scale = None,
     shape: Shape = None,
     dispersion: Dispersion = None,
+    beta: Robust = None,
     prior_precision: Prior = 0.0,
     weights: Weights = None,
     offset: Offset = None,
@@ -116,6 +119,7 @@ def fit_command(
     tuning_rows: TuningRows = None,
     target: Target = "sandwich",
     sampler: Sampler = "sgmcmc",
+    refine: Refine = False,
     ess: Ess = 1000,
     chains: Chains = 4,
     seed: Seed = 0,
@@ -140,11 +144,11 @@ def fit_command(
     with _one_line_errors(debug):
         import equipoise as eq
 
-        model = eq.glm(family, scale=scale, shape=shape, dispersion=dispersion, prior_precision=prior_precision)
+        model = _model(family, scale, shape, dispersion, beta, prior_precision)
         made = eq.calibrate(
-            model, data, target, ess, chains, seed, sampler=sampler, formula=formula, weights=weights, offset=offset,
-            missing=missing, progress=not no_progress, checkpoint=checkpoint, batch_size=batch_size, momentum=momentum,
-            inverse_temperature=inverse_temperature, replacement=not no_replacement, tuning_rows=tuning_rows,
+            model, data, target, ess, chains, seed, sampler=sampler, refine=refine, formula=formula, weights=weights,
+            offset=offset, missing=missing, progress=not no_progress, checkpoint=checkpoint, batch_size=batch_size,
+            momentum=momentum, inverse_temperature=inverse_temperature, replacement=not no_replacement, tuning_rows=tuning_rows,
         )  # fmt: skip
         _show(made.summary(interval))
         _write(made, interval, report, save, draws_out)
@@ -158,6 +162,7 @@ def plan_command(
     scale: Scale = None,
     shape: Shape = None,
     dispersion: Dispersion = None,
+    beta: Robust = None,
     prior_precision: Prior = 0.0,
     weights: Weights = None,
     offset: Offset = None,
@@ -180,7 +185,7 @@ def plan_command(
     with _one_line_errors(debug):
         import equipoise as eq
 
-        model = eq.glm(family, scale=scale, shape=shape, dispersion=dispersion, prior_precision=prior_precision)
+        model = _model(family, scale, shape, dispersion, beta, prior_precision)
         budget = eq.plan(
             model, data, target, ess, chains, seed, formula=formula, weights=weights, offset=offset, missing=missing,
             batch_size=batch_size, momentum=momentum, inverse_temperature=inverse_temperature, replacement=not no_replacement,
@@ -198,6 +203,7 @@ def theory_command(
     scale: Scale = None,
     shape: Shape = None,
     dispersion: Dispersion = None,
+    beta: Robust = None,
     prior_precision: Prior = 0.0,
     weights: Weights = None,
     offset: Offset = None,
@@ -224,7 +230,7 @@ def theory_command(
         from equipoise.report.summary import summarise_law
         from equipoise.targets import target_matrix
 
-        model = eq.glm(family, scale=scale, shape=shape, dispersion=dispersion, prior_precision=prior_precision)
+        model = _model(family, scale, shape, dispersion, beta, prior_precision)
         rows = eq.data.table(data, formula, weights=weights, offset=offset, missing=missing)
         fitted = eq.fit(model, rows, tuning_rows=tuning_rows, seed=seed)
         moments = eq.moments(model, rows, fitted.params, tuning_rows=tuning_rows, seed=seed)
@@ -233,6 +239,16 @@ def theory_command(
         wanted = target_matrix(target, moments)
         law = eq.tune(moments, wanted, dynamics).predicted if step is None else eq.stationary(moments, step, dynamics)
         _show(summarise_law(moments, law, wanted, target))
+
+
+def _model(
+    family: str, scale: float | None, shape: float | None, dispersion: float | None, beta: float | None, prior: float
+) -> Any:
+    """The model the options describe."""
+    import equipoise as eq
+
+    robust = None if beta is None else eq.Beta(beta)
+    return eq.glm(family, scale=scale, shape=shape, dispersion=dispersion, divergence=robust, prior_precision=prior)
 
 
 @app.callback(invoke_without_command=True)

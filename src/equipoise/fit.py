@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
+from equipoise.dynamics import whole
 from equipoise.errors import FitFailed
 from equipoise.moments import FLAT, curvature_axes
 
@@ -22,6 +23,7 @@ Array = NDArray[np.float64]
 
 _CONVERGED = 1e-6  # standard deviations of the posterior: far below any Monte Carlo error
 _POLISHED = 1e-11  # where further Newton steps are rounding
+_RESTARTS = 4  # further starts for a general loss whose own start fails
 _COLLINEAR = 1e-14  # smallest eigenvalue of the Hessian scaled to unit diagonal
 
 
@@ -129,8 +131,12 @@ def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
     """The lowest minimum reached from the problem's starts."""
     starts = [*_relaxed_starts(problem, max_iterations), *problem.starts()]
     exhaustive = problem.every_start if restarts is None else True
+    if restarts is not None:
+        starts = starts[: 1 + whole("restarts", restarts, 0, "leave it out", "None or ")]
+    elif not exhaustive:
+        starts = starts[: 1 + _RESTARTS]
     found, failure = [], None
-    for theta in starts if restarts is None else starts[: restarts + 1]:
+    for theta in starts:
         try:
             found.append(_settle(problem, theta, descend, max_iterations))
         except FitFailed as error:
@@ -178,15 +184,23 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     def at(theta: Array) -> tuple[float, Array, Array]:
         nonlocal last
         if last[0] != theta.tobytes():
-            last = (theta.tobytes(), problem.derivatives(theta))
+            value, gradient, H = problem.derivatives(theta)
+            # NaN compares with nothing: outside the loss's domain the trust region would never shrink
+            last = (theta.tobytes(), (_finite_or_inf(value), gradient, H))
         return last[1]
 
     options: Any = {
         "gtol": 1e-8,
         "maxiter": 10 * max_iterations,
         "initial_trust_radius": 1.0,
-        "max_trust_radius": 100.0,
+        # it doubles only while the quadratic model predicts well, so that parameters of any size are reached
+        "max_trust_radius": 1e12,
     }
+    if not all(np.isfinite(part).all() for part in at(start)):
+        raise FitFailed(
+            "the loss or one of its derivatives is not finite at the start. To fix: start elsewhere (init=), and look for "
+            "sqrt, log, or division at zero."
+        )
     rough = minimize(  # type: ignore[call-overload]
         lambda t: at(t)[0],
         start,
@@ -199,10 +213,16 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     for _ in range(20):
         value, gradient, H = at(theta)
         direction, spectrum, axes = _curved_direction(gradient, H)
-        previous, norm = norm, float(np.sqrt(max(0.0, -float(gradient @ direction)) * problem.n))
-        if norm <= _POLISHED or norm >= previous:
+        # along flat directions a slope, if any, is never made up for: measure it as if they curved like the others
+        slope = axes[np.abs(spectrum) <= FLAT] @ gradient
+        decrement = max(0.0, -float(gradient @ direction)) + float(slope @ slope)
+        previous, norm = norm, float(np.sqrt(decrement * problem.n))
+        if norm <= _POLISHED or norm >= previous or not np.isfinite(at(theta + direction)[0]):
             break
         theta, iterations = theta + direction, iterations + 1
+    else:
+        # Newton's method converges at once near a minimum; slowly, only where there is none
+        norm = np.inf
     _require_minimum(problem, spectrum, axes, norm, iterations)
     flat = axes[np.abs(spectrum) <= FLAT]
     curved = spectrum[spectrum > FLAT]
@@ -227,6 +247,8 @@ def _require_minimum(problem: Problem, spectrum: Array, axes: Array, norm: float
             "a prior.",
             directions=negative,
         )
+    if spectrum[-1] <= FLAT:
+        raise FitFailed("the loss does not curve along any direction. To fix: check that it depends on its parameters.")
     if norm > _CONVERGED:
         raise FitFailed(
             f"the fit did not converge: after {iterations} steps the gradient is still {norm:.2g} posterior standard "

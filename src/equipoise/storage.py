@@ -19,6 +19,7 @@ from equipoise.fit import Fit
 from equipoise.models.divergence import Beta
 from equipoise.models.family import FAMILIES
 from equipoise.models.glm import GLM
+from equipoise.models.robust import Huber, Pinball, StudentT
 from equipoise.moments import Moments
 from equipoise.refinement import Pilot, Refinement
 from equipoise.sampling import Chains
@@ -31,7 +32,7 @@ _FORMAT = 1
 # what numpy, zipfile and zlib raise on a file that is damaged or of another kind
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _FIT = ("gradient_norm", "converged", "iterations", "loss", "condition", "constant")
-_DIVERGENCES: dict[str, Any] = {kind.__name__: kind for kind in (Beta,)}
+_DIVERGENCES: dict[str, Any] = {kind.__name__: kind for kind in (Beta, Huber, Pinball, StudentT)}
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
 
 

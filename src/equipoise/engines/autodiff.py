@@ -1,7 +1,8 @@
-"""The general engine: SG(L)D with momentum on any JAX loss, chains vectorised, one compiled loop over steps (theory §1).
+"""The general engine: SG(L)D with momentum on any JAX loss, one compiled loop over steps (theory §1).
 
 Batches and normals are drawn outside the loop by the same generator as the linear engine's, step by step, so that no
-bit depends on how a run is split. Data are arguments of the compiled loop, never constants in it.
+bit depends on how a run is split. Chains run on threads, one per call: vectorised over chains, the compiler's order of
+summation would depend on their number. Data are arguments of the compiled loop, never constants in it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ __all__ = ["AutodiffEngine", "autodiff_engine"]
 
 Array = NDArray[np.float64]
 
-# Row numbers drawn ahead for one call of the compiled loop, all chains together (4 bytes each).
+# Row numbers drawn ahead for one call of the compiled loop (4 bytes each).
 _AHEAD = 1 << 20
 # Steps in one call, at most.
 _STEPS = 1024
@@ -60,17 +61,40 @@ class AutodiffEngine:
         return (np.array(scores[0]), scores[1], *(np.asarray(a) for a in jax.tree.leaves(self.problem.data)))
 
     def advance(self, states: list[ChainState], steps: int, thin: int, outs: list[Array], pool: Executor) -> list[int]:
-        """Run all chains for `steps` steps in place; rows written to each, or −1 minus that number on divergence."""
-        dynamics = self.tuning.dynamics
+        """Run every chain, each on a thread of its own; rows written to each, or −1 minus that number on divergence."""
+        return list(pool.map(lambda state, out: self._chain(state, steps, thin, out), states, outs))
+
+    def compile(self) -> None:
+        """Take no step, which compiles the loop."""
+        self._call(self.start(self.center, np.random.SeedSequence(0)), 0)
+
+    def _chain(self, state: ChainState, steps: int, thin: int, out: Array) -> int:
+        written, last, finite = 0, state.step + steps, True
+        while finite and state.step < last:
+            first = state.step
+            path, finite = self._call(state, last - first)
+            # iterates whose number, from 1, is a multiple of the thinning
+            kept = path[-(first + 1) % thin :: thin] if thin > 0 else path[:0]
+            out[written : written + len(kept)] = kept
+            written += len(kept)
+        return written if finite else -1 - written
+
+    def _call(self, state: ChainState, steps: int) -> tuple[Array, bool]:
+        """At most `steps` steps in one call of the compiled loop, in place: the finite iterates, and whether all are."""
         # the same for every call of a run: another size would be compiled anew
-        size = max(1, min(_STEPS, _AHEAD // (dynamics.batch_size * len(states))))
-        written = [0] * len(states)
-        while steps > 0 and any(w >= 0 for w in written):
-            count = min(size, steps)
-            drawn = list(pool.map(lambda s, count=count: self._draw(s.rng, size, count), states))
-            self._chunk(states, count, thin, outs, written, drawn)
-            steps -= count
-        return written
+        size = max(1, min(_STEPS, _AHEAD // self.tuning.dynamics.batch_size))
+        count = min(size, steps)
+        batches, normals = self._draw(state.rng, size, count)
+        loop = _loop(self.problem.model, self.tuning.dynamics.temperature > 0.0, bool(np.isfinite(self.radius2)))
+        constants = (self.step, self.root, self.metric, self.center, self.radius2, self.tuning.dynamics.momentum)
+        with jax.enable_x64(True):
+            result = loop(
+                self.problem.data, constants, self.problem.n, state.position, state.velocity, batches, normals, count
+            )
+            state.position[:], state.velocity[:], path, hits, taken, finite = (np.asarray(r) for r in result)
+        state.step += int(taken)
+        state.hits += int(hits)
+        return path[: int(taken) if finite else int(taken) - 1], bool(finite)
 
     def _draw(self, rng: NDArray[np.uint64], size: int, count: int) -> tuple[NDArray[np.int32], Array]:
         dynamics, dim = self.tuning.dynamics, self.center.size
@@ -81,38 +105,14 @@ class AutodiffEngine:
         _fill(rng, self.problem.n, order, batches[:count], normals if noisy else normals[:0])
         return batches, normals
 
-    def _chunk(
-        self, states: list[ChainState], count: int, thin: int, outs: list[Array], written: list[int], drawn: list[Any]
-    ) -> None:
-        """One call of the compiled loop, for `count` steps of every chain."""
-        batches, normals = (np.stack(part) for part in zip(*drawn, strict=True))
-        theta, velocity = (np.stack([getattr(s, name) for s in states]) for name in ("position", "velocity"))
-        loop = _loop(self.problem.model, self.tuning.dynamics.temperature > 0.0, bool(np.isfinite(self.radius2)))
-        constants = (self.step, self.root, self.metric, self.center, self.radius2, self.tuning.dynamics.momentum)
-        with jax.enable_x64(True):
-            result = loop(self.problem.data, constants, self.problem.n, theta, velocity, batches, normals, count)
-            theta, velocity, path, hits, alive = (np.asarray(r) for r in result)
-        for c, state in enumerate(states):
-            if written[c] < 0:
-                continue
-            lived = int(alive[c])
-            kept = [] if thin == 0 else [t for t in range(lived) if (state.step + t + 1) % thin == 0]
-            outs[c][written[c] : written[c] + len(kept)] = path[c, kept] if kept else 0.0
-            written[c] += len(kept)
-            state.position[:], state.velocity[:] = theta[c], velocity[c]
-            state.hits += int(hits[c])
-            if lived < count:
-                state.step += lived + 1
-                written[c] = -1 - written[c]
-            else:
-                state.step += count
-
 
 def autodiff_engine(problem: GeneralProblem, tuning: Tuning, radius2: float) -> AutodiffEngine:
-    """The engine of a general problem for a step matrix."""
+    """The engine of a general problem for a step matrix, compiled: chains would otherwise all compile it at once."""
     root = np.sqrt(2.0 * tuning.dynamics.temperature) * cholesky(tuning.step, lower=True)
     metric = cho_solve((cholesky(tuning.predicted.cov, lower=True), True), np.eye(tuning.dim))
-    return AutodiffEngine(problem, tuning.step, root, metric, tuning.center, tuning, radius2)
+    engine = AutodiffEngine(problem, tuning.step, root, metric, tuning.center, tuning, radius2)
+    engine.compile()
+    return engine
 
 
 @compiled
@@ -140,8 +140,8 @@ def _loop(model: Model, noisy: bool, guarded: bool) -> Any:
     def chain(data: Any, constants: Any, n: Any, theta: Any, m: Any, batches: Any, normals: Any, count: Any) -> Any:
         step, root, metric, center, radius2, momentum = constants
 
-        def body(t: Any, carry: Any) -> Any:
-            theta, m, path, hits, alive = carry
+        def body(carry: Any) -> Any:
+            theta, m, path, hits, t, _ = carry
             block = jax.tree.map(lambda a: a[batches[t]], data)
             m = momentum * m + slope(theta, block) + push(theta) / n
             theta = theta - step @ m
@@ -154,17 +154,10 @@ def _loop(model: Model, noisy: bool, guarded: bool) -> Any:
                 out = finite & (form > radius2)
                 theta = jnp.where(out, center + e * jnp.sqrt(radius2 / form), theta)
                 hits = hits + out
-            # once lost, a chain stays lost: count the steps before
-            alive = alive + (finite & (alive == t))
-            return theta, m, path.at[t].set(theta), hits, alive
+            return theta, m, path.at[t].set(theta), hits, t + 1, finite
 
-        start = (
-            theta,
-            m,
-            jnp.zeros((batches.shape[0], theta.size)),
-            jnp.zeros((), jnp.int64),
-            jnp.zeros((), jnp.int64),
-        )
-        return jax.lax.fori_loop(0, count, body, start)
+        zero = jnp.zeros((), jnp.int64)
+        start = (theta, m, jnp.zeros((batches.shape[0], theta.size)), zero, zero, jnp.array(True))
+        return jax.lax.while_loop(lambda carry: (carry[4] < count) & carry[5], body, start)
 
-    return jax.jit(jax.vmap(chain, (None, None, None, 0, 0, 0, 0, None)))
+    return jax.jit(chain)

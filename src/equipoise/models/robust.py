@@ -106,8 +106,8 @@ class Pinball:
         estimate − Q = −(π²/6) (h s)² f'(Q)/f(Q) + O(h⁴),
 
     zero for the median of a symmetric density, and towards the tail for the outer quantiles of a bell-shaped one. A
-    smaller h has less bias, but fewer rows near the line to measure the curvature by, an effective number of 6 h s f(Q) N, and
-    is less like a quadratic at the scale of the standard errors: keep h s well above them.
+    smaller h has less bias, but measures the curvature by fewer rows near the line, effectively 6 h s f(Q) N of them,
+    and is further from a quadratic at the scale of the standard errors: keep h s above them.
 
     Attributes
     ----------

@@ -27,6 +27,8 @@ Array = NDArray[np.float64]
 
 # Elements of the largest intermediate of one block: rows times D² for Hessians.
 _BLOCK_ELEMENTS = 1 << 22
+# Perturbed starts on offer: `restarts` at most.
+_PERTURBED = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +122,8 @@ class Model:
     def prior(self) -> tuple[Array, Array]:
         """Precision matrix and mean of the Gaussian prior."""
         dim = self.structure.full
-        precision, mean = (np.asarray(a, dtype=np.float64) for a in (self.prior_precision, self.prior_mean))
+        precision = _finite("prior_precision", self.prior_precision)
+        mean = _finite("prior_mean", self.prior_mean)
         if precision.shape not in {(), (dim,), (dim, dim)} or mean.shape not in {(), (dim,)}:
             raise InvalidInput(
                 "prior_precision, prior_mean",
@@ -128,8 +131,10 @@ class Model:
                 f"shapes {precision.shape}, {mean.shape}",
                 "match the flat parameters",
             )
-        if self.regularizer is not None and np.any(precision != 0.0):
-            raise InvalidInput("regularizer", "left out when prior_precision is given", "both", "give one of the two")
+        if self.regularizer is not None and (precision.any() or mean.any()):
+            raise InvalidInput("regularizer", "left out when a Gaussian prior is given", "both", "give one of the two")
+        if precision.ndim == 2 and np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max():
+            raise InvalidInput("prior_precision", "symmetric", "a matrix that is not", "pass (P + P.T) / 2")
         matrix = symmetric(precision) if precision.ndim == 2 else np.diag(np.broadcast_to(precision, dim))
         if np.linalg.eigvalsh(matrix)[0] < -1e-10 * max(1.0, np.abs(matrix).max()):
             raise InvalidInput(
@@ -224,24 +229,15 @@ class GeneralProblem:
         return False
 
     def check(self) -> None:
-        """Evaluate the loss of the first row at the start, and name what is wrong with it."""
+        """Trace the loss of the first row and the regulariser, evaluate both at the start, and name what is wrong."""
+        functions, start = self.model.functions, self.model.structure.flatten(self.model.init)
         with jax.enable_x64(True):
             first = jax.tree.map(lambda a: a[0], self.data)
-            try:
-                value = self.model.loss(self.model.init, first)
-            except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-                raise InvalidInput(
-                    "loss",
-                    "callable on (init, one row of the data)",
-                    f"{type(error).__name__}: {error}",
-                    "check both pytrees",
-                ) from error
-            shape = jnp.shape(value)
-            if shape != ():
-                raise InvalidInput("loss", "a scalar for one observation", f"shape {shape}", "sum or index the result")
-            start = self.value(self.model.structure.flatten(self.model.init))
-        if not np.isfinite(start):
-            raise InvalidInput("init", "a point where the loss is finite", f"mean loss {start}", "choose another start")
+            _require_scalar("loss", "(init, one row of the data)", functions.row, start, first)
+            _require_scalar("regularizer", "init", functions.penalty, start)
+        value = self.value(start)
+        if not np.isfinite(value):
+            raise InvalidInput("init", "a point where the loss is finite", f"mean loss {value}", "choose another start")
 
     def subsample(self, rows: int, seed: int) -> GeneralProblem:
         """The same problem on random rows."""
@@ -274,7 +270,8 @@ class GeneralProblem:
         """The user's start, then seeded perturbations of it for losses with several minima."""
         start = self.flatten(self.model.init)
         rng = np.random.default_rng(0)
-        return [start, *(start + rng.normal(size=start.size) * (0.3 + 0.3 * np.abs(start)) for _ in range(4))]
+        spread = 0.3 + 0.3 * np.abs(start)
+        return [start, *(start + spread * rng.normal(size=start.size) for _ in range(_PERTURBED))]
 
     def value(self, theta: Array) -> float:
         """L(θ)."""
@@ -347,6 +344,34 @@ class GeneralProblem:
         exact = GeneralCurvature(self, theta)
         factors = low_rank_factors(self, theta)
         return exact if factors is None else FactoredCurvature(*factors, exact)
+
+
+def _finite(name: str, value: ArrayLike) -> Array:
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(name, "numeric", repr(value), "pass finite numbers") from error
+    if not np.isfinite(array).all():
+        raise InvalidInput(name, "finite", "NaN or infinity", "pass finite numbers")
+    return array
+
+
+def _require_scalar(name: str, arguments: str, function: Callable[..., Any], *at: Any) -> None:
+    """Raise `InvalidInput` unless the user's function can be traced, gives a real scalar, and has a derivative."""
+    try:
+        found = jax.eval_shape(function, *at)
+        if jax.tree.structure(found) == jax.tree.structure(0.0) and found.shape == () and found.dtype.kind == "f":
+            jax.eval_shape(jax.grad(function), *at)
+            return
+    except Exception as error:  # whatever the user's code raises
+        raise InvalidInput(
+            name,
+            f"a differentiable JAX function of {arguments}",
+            f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}",
+            "use jax.numpy throughout and check both pytrees",
+        ) from error
+    given = jax.tree.map(lambda leaf: f"{leaf.dtype}, shape {leaf.shape}", found)
+    raise InvalidInput(name, "a floating-point scalar", given, "sum or index the result")
 
 
 def _column(leaf: Any) -> Any:

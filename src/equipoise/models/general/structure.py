@@ -79,14 +79,15 @@ class Structure:
     def flatten(self, params: Any) -> Array:
         """The trainable part of `params` as a vector; a flat vector passes through."""
         if isinstance(params, np.ndarray) and params.shape == (self.dim,) and self._vectors_are_flat:
-            return params.astype(np.float64)
+            return _finite(params.astype(np.float64))
         leaves, treedef = jax.tree.flatten(params)
         if treedef != self.treedef:
             raise InvalidInput("params", f"of the structure {self.treedef}", str(treedef), "pass fit.params")
-        parts = [np.ravel(np.asarray(leaf, dtype=np.float64)) for leaf, v in zip(leaves, self.varies, strict=True) if v]
-        flat = np.concatenate(parts)
-        if flat.shape != (self.full,) or not np.isfinite(flat).all():
-            raise InvalidInput("params", f"{self.full} finite numbers", f"{flat.size} numbers", "pass fit.params")
+        parts = [np.asarray(leaf, dtype=np.float64) for leaf, v in zip(leaves, self.varies, strict=True) if v]
+        for part, (name, shape) in zip(parts, self.trained, strict=True):
+            if part.shape != shape:
+                raise InvalidInput(f"params {name}", f"of shape {shape}", f"shape {part.shape}", "pass fit.params")
+        flat = _finite(np.concatenate([np.ravel(part) for part in parts]))
         if self.basis is None or self.origin is None:
             return flat
         return np.linalg.lstsq(self.basis.T, flat - self.origin, rcond=None)[0].astype(np.float64)
@@ -130,7 +131,8 @@ def trainable_structure(init: Any, trainable: Any) -> Structure:
     names = [_name(path) for path, _ in paths]
     if trainable is None:
         varies = [True] * len(paths)
-    elif callable(trainable):
+    elif callable(trainable) and jax.tree_util.all_leaves([trainable]):
+        # a mask of the user's own class may be callable too, but it is a pytree
         varies = [bool(trainable(name)) for name in names]
     else:
         try:
@@ -161,14 +163,15 @@ def row_count(data: Any) -> int:
     """
     found: dict[str, int] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(data)[0]:
-        name, array = _name(path) or "data", np.asarray(leaf)
+        name, array = f"data {_name(path)}" if path else "data", np.asarray(leaf)
         if array.dtype.kind not in "fiub" or array.ndim == 0:
+            given = type(leaf).__name__ if array.dtype.kind == "O" else f"{array.dtype}, shape {array.shape}"
             raise InvalidInput(
-                f"data {name}", "a numeric array with a row axis", f"{array.dtype}, shape {array.shape}", "encode it"
+                name, "a numeric array with a row axis", given, "encode it; data are arrays, such as {'x': x, 'y': y}"
             )
         if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise InvalidInput(f"data {name}", "finite", "NaN or infinity", "drop or impute those rows")
-        found[name] = array.shape[0]
+            raise InvalidInput(name, "finite", "NaN or infinity", "drop or impute those rows")
+        found[name.removeprefix("data ")] = array.shape[0]
     if not found:
         raise InvalidInput("data", "a pytree with at least one array", "no array", "pass for example {'x': x, 'y': y}")
     if len(set(found.values())) != 1 or 0 in found.values():
@@ -176,6 +179,12 @@ def row_count(data: Any) -> int:
             "data", "arrays with one common, non-empty leading axis", str(found), "match their first axes"
         )
     return next(iter(found.values()))
+
+
+def _finite(flat: Array) -> Array:
+    if not np.isfinite(flat).all():
+        raise InvalidInput("params", "finite", "NaN or infinity", "pass fit.params")
+    return flat
 
 
 def _leaf(name: str, leaf: Any) -> Array:
@@ -190,7 +199,10 @@ def _leaf(name: str, leaf: Any) -> Array:
             f"dtype {array.dtype}",
             "write 0.0 for 0, or mark it as not trainable",
         )
-    return array.astype(np.float64)
+    array = array.astype(np.float64)
+    if not np.isfinite(array).all():
+        raise InvalidInput(f"init {name}", "finite", "NaN or infinity", "choose another start")
+    return array
 
 
 def _name(path: tuple[Any, ...]) -> str:

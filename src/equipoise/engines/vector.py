@@ -1,0 +1,224 @@
+"""Vectors of four float64 inside compiled code: arithmetic whose order is written down, and so are its bits.
+
+A compiler that vectorises a sum picks an order that depends on the length it knows, the processor and its version.
+The engine's sums are spelled out in these operations instead, each rounded once: a chain is then the same, bit for
+bit, whether the width of a row was known to the compiler or not, and however rows are blocked and fetched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, models, register_model
+
+__all__ = ["LANES", "add", "fetch", "fma", "load", "load_row", "spread", "store", "sum1", "sums4", "transpose4", "zeros"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# One 256-bit register; a processor with wider ones loses little, since a step waits for memory.
+LANES = 4
+
+_DOUBLE, _INT64, _INT32, _BYTE = ir.DoubleType(), ir.IntType(64), ir.IntType(32), ir.IntType(8)
+_VECTOR = ir.VectorType(_DOUBLE, LANES)
+
+
+class _Vector(types.Type):  # type: ignore[misc]  # Numba has no stubs
+    """The Numba type of four float64."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Vector4")
+
+
+_TYPE = _Vector()
+_FOUR = types.UniTuple(_TYPE, 4)
+
+
+def _register(model: Any) -> None:
+    """Tell Numba that the type is held as an LLVM vector."""
+    register_model(_Vector)(model)
+
+
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+    """One LLVM value."""
+
+    def __init__(self, manager: Any, numba_type: Any) -> None:
+        super().__init__(manager, numba_type, _VECTOR)
+
+
+_register(_VectorModel)
+
+
+def _operation(function: Function) -> Function:
+    """Make a typing function an operation that compiled code may call."""
+    return cast(Function, intrinsic(function))
+
+
+def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, pointer: Any) -> Any:
+    """The place `offset` bytes into an array, as a pointer of the given type."""
+    data = builder.bitcast(context.make_array(array_type)(context, builder, array).data, _BYTE.as_pointer())
+    return builder.bitcast(builder.gep(data, [offset]), pointer.as_pointer())
+
+
+def _row_offset(context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any) -> Any:
+    """Bytes from the start of a matrix with contiguous rows, of any stride, to an entry."""
+    stride = builder.extract_value(context.make_array(array_type)(context, builder, array).strides, 0)
+    size = ir.Constant(_INT64, array_type.dtype.bitwidth // 8)
+    return builder.add(builder.mul(row, stride), builder.mul(column, size))
+
+
+def _shuffle(builder: Any, one: Any, other: Any, lanes: tuple[int, ...]) -> Any:
+    """Lanes of one (0–3) and the other (4–7)."""
+    return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_INT32, 4), list(lanes)))
+
+
+@_operation
+def zeros(typing: Any) -> Any:  # noqa: ARG001
+    """Four zeros."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return ir.Constant(_VECTOR, [0.0] * LANES)
+
+    return _TYPE(), generate
+
+
+@_operation
+def spread(typing: Any, value: Any) -> Any:  # noqa: ARG001
+    """One float64, four times."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), arguments[0], ir.Constant(_INT32, 0))
+        return _shuffle(builder, first, first, (0, 0, 0, 0))
+
+    return _TYPE(types.float64), generate
+
+
+@_operation
+def load(typing: Any, array: Any, at: Any) -> Any:  # noqa: ARG001
+    """`array[at:at + 4]` of a contiguous float64 array."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        offset = builder.mul(arguments[1], ir.Constant(_INT64, 8))
+        place = _address(context, builder, signature.args[0], arguments[0], offset, _VECTOR)
+        return builder.load(place, align=8)
+
+    return _TYPE(array, types.int64), generate
+
+
+@_operation
+def load_row(typing: Any, matrix: Any, row: Any, column: Any) -> Any:  # noqa: ARG001
+    """`matrix[row, column:column + 4]`, rows contiguous, float64 or float32."""
+    wide = matrix.dtype == types.float64
+    held = _VECTOR if wide else ir.VectorType(ir.FloatType(), LANES)
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        offset = _row_offset(context, builder, signature.args[0], *arguments)
+        place = _address(context, builder, signature.args[0], arguments[0], offset, held)
+        value = builder.load(place, align=4)
+        return value if wide else builder.fpext(value, _VECTOR)
+
+    return _TYPE(matrix, types.int64, types.int64), generate
+
+
+@_operation
+def store(typing: Any, array: Any, at: Any, vector: Any) -> Any:  # noqa: ARG001
+    """Set `array[at:at + 4]` of a contiguous float64 array."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        offset = builder.mul(arguments[1], ir.Constant(_INT64, 8))
+        place = _address(context, builder, signature.args[0], arguments[0], offset, _VECTOR)
+        builder.store(arguments[2], place, align=8)
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64, _TYPE), generate
+
+
+@_operation
+def add(typing: Any, one: Any, other: Any) -> Any:  # noqa: ARG001
+    """The sum, lane by lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return builder.fadd(*arguments)
+
+    return _TYPE(_TYPE, _TYPE), generate
+
+
+@_operation
+def fma(typing: Any, one: Any, other: Any, term: Any) -> Any:  # noqa: ARG001
+    """one · other + term, rounded once, lane by lane."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+        # fmuladd, not fma: a processor without the instruction multiplies and adds instead of calling a library
+        multiply_add = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v4f64")
+        return builder.call(multiply_add, arguments)
+
+    return _TYPE(_TYPE, _TYPE, _TYPE), generate
+
+
+def _four_sums(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """(a0 + a1) + (a2 + a3), and the same of b, c, d, in the lanes of one vector."""
+    ab = builder.fadd(_shuffle(builder, a, b, (0, 4, 2, 6)), _shuffle(builder, a, b, (1, 5, 3, 7)))
+    cd = builder.fadd(_shuffle(builder, c, d, (0, 4, 2, 6)), _shuffle(builder, c, d, (1, 5, 3, 7)))
+    return builder.fadd(_shuffle(builder, ab, cd, (0, 1, 4, 5)), _shuffle(builder, ab, cd, (2, 3, 6, 7)))
+
+
+@_operation
+def sums4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG001
+    """The sums of four vectors' lanes, as a vector."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return _four_sums(builder, *arguments)
+
+    return _TYPE(_TYPE, _TYPE, _TYPE, _TYPE), generate
+
+
+@_operation
+def sum1(typing: Any, vector: Any) -> Any:  # noqa: ARG001
+    """The sum of the lanes, in the order of `sums4`."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        return builder.extract_element(_four_sums(builder, *4 * arguments), ir.Constant(_INT32, 0))
+
+    return types.float64(_TYPE), generate
+
+
+@_operation
+def transpose4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG001
+    """The four columns of the matrix whose rows are a, b, c, d."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        one, two, three, four = arguments
+        pairs = (0, 4, 2, 6), (1, 5, 3, 7)
+        (low, high), (left, right) = (
+            [_shuffle(builder, x, y, lanes) for lanes in pairs] for x, y in ((one, two), (three, four))
+        )
+        columns = [
+            _shuffle(builder, low, left, (0, 1, 4, 5)),
+            _shuffle(builder, high, right, (0, 1, 4, 5)),
+            _shuffle(builder, low, left, (2, 3, 6, 7)),
+            _shuffle(builder, high, right, (2, 3, 6, 7)),
+        ]
+        return context.make_tuple(builder, signature.return_type, columns)
+
+    return _FOUR(_TYPE, _TYPE, _TYPE, _TYPE), generate
+
+
+@_operation
+def fetch(typing: Any, matrix: Any, row: Any, offset: Any) -> Any:  # noqa: ARG001
+    """Ask for the cache line `offset` bytes into a row; the values are not waited for, nor changed."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array, at, byte = arguments
+        start = _row_offset(context, builder, signature.args[0], array, at, ir.Constant(_INT64, 0))
+        place = _address(context, builder, signature.args[0], array, builder.add(start, byte), _BYTE)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTE.as_pointer(), _INT32, _INT32, _INT32])
+        prefetch = builder.module.declare_intrinsic("llvm.prefetch", [_BYTE.as_pointer()], kind)
+        # to read, into every level, data rather than instructions
+        builder.call(prefetch, [place, *(ir.Constant(_INT32, k) for k in (0, 3, 1))])
+        return context.get_dummy_value()
+
+    return types.void(matrix, types.int64, types.int64), generate
