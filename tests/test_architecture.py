@@ -31,7 +31,7 @@ ORDER = [
     {"accuracy", "refinement", "risk"},
     {"calibration"},
     {"storage", "report", "interop"},
-    {"experiments"},
+    {"bench", "experiments"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
@@ -95,10 +95,10 @@ def test_the_theory_sees_only_moments(file) -> None:
 @pytest.mark.parametrize("file", FILES, ids=label)
 def test_heavy_packages_stay_where_they_belong(file) -> None:
     allowed = {
-        "jax": part(file) in {"engines", "interop"} or label(file).startswith("models/general/"),
-        "numba": part(file) == "engines",
-        "matplotlib": part(file) in {"report", "experiments"},
-        "arviz": part(file) == "interop",
+        "jax": part(file) in {"bench", "engines", "interop"} or label(file).startswith("models/general/"),
+        "numba": part(file) in {"bench", "engines"},
+        "matplotlib": part(file) in {"bench", "experiments", "report"},
+        "arviz": part(file) in {"bench", "interop"},
         "formulaic": part(file) == "data",
     }
     assert not {package for package in packages(file) if not allowed.get(package, True)}

@@ -101,6 +101,13 @@ def wasserstein_bound(
     if t is not None and (int(t) != t or t < 1):
         raise InvalidInput("t", "a whole number, at least 1", t, "leave it out for the stationary bound")
     problem = model.at_constant(fit.constant).bind(data)
+    if problem.model.divergence is not None:
+        raise InvalidInput(
+            "model",
+            "one with a log loss: the bounds' constants are not known for robust losses",
+            repr(problem.model.divergence),
+            "use eq.coupled_distance, which measures the distance",
+        )
     theta = problem.flatten(fit.params)
     dynamics.require_batch_within(problem.n)
     constants = bound_constants(problem, theta, radius)

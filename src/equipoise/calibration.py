@@ -184,7 +184,10 @@ class Calibration:
 
         if not hasattr(self.model, "mean_response"):
             raise InvalidInput(
-                "model", "one from eq.glm to have a mean response", "a loss of your own", "use evaluate(function, data)"
+                "model",
+                "one from eq.glm to have a mean response",
+                "a loss of your own",
+                "use evaluate(function, data) in the session that made the run, or cal.draws",
             )
         tail = 0.5 * (1.0 - _probability(interval))
         index = X_new.index if isinstance(X_new, pd.DataFrame) else None
@@ -226,8 +229,12 @@ class Calibration:
             estimate (at the minimiser), lower, upper: each with the rows as leading axis.
         """
         if not hasattr(self.model, "evaluate"):
+            loaded = self.model is None
             raise InvalidInput(
-                "model", "a loss of your own, in this session", type(self.model).__name__, "use predict()"
+                "model",
+                "a loss of your own, in the session that made the run",
+                "a loaded run, which keeps no loss" if loaded else type(self.model).__name__,
+                "use cal.draws" if loaded else "for eq.glm use predict(); a loss of your own is not stored",
             )
         tail = 0.5 * (1.0 - _probability(interval))
         values = self.model.evaluate(function, data, self.chains.flat())
@@ -315,7 +322,7 @@ def plan(
     # a scale estimated on the tuning rows is the scale of everything that follows
     model = model.at_constant(fitted.constant)
     if fitted.flat is not None:
-        model, fitted = _identified(model, source, fitted)
+        model, fitted = _identified(model, source, fitted, tuning_rows, seed)
     found = moments(model, source, fitted.params, tuning_rows=tuning_rows, seed=seed)
     size = resolve_batch_size(batch_size, found.n)
     dynamics = Dynamics(size, momentum, inverse_temperature, replacement)
@@ -400,7 +407,7 @@ def calibrate(
     if sampler == "gaussian":
         given = options.get("draws")
         length = max(2, int(np.ceil(ess / budget.chains))) if given is None else budget.draws
-        budget, drawn = _gaussian(budget, whole("seed", seed, 0, "pass an int"), length)
+        budget, drawn = _gaussian(budget, source, whole("seed", seed, 0, "pass an int"), length)
     else:
         if refine:
             tuning, found = refine_tuning(
@@ -446,10 +453,10 @@ def _predicted_seconds(chains: int, steps: int, batch: int, dim: int) -> float:
     return rounds * steps * (4e-7 + batch * (1e-8 + 4e-10 * dim))
 
 
-def _identified(model: Any, source: Any, fitted: Fit) -> tuple[Any, Fit]:
+def _identified(model: Any, source: Any, fitted: Fit, tuning_rows: int | None, seed: int) -> tuple[Any, Fit]:
     """Leave out the directions along which the loss is flat, and say so."""
     assert fitted.flat is not None
-    restricted = model.identified(source, fitted.params)
+    restricted = model.identified(source, fitted.params, tuning_rows, seed)
     warnings.warn(
         f"the loss is flat along {len(fitted.flat)} of {len(fitted.flat) + restricted.structure.dim} directions at its "
         "minimiser (symmetries or redundant parameters): the run is restricted to the others, and draws are coordinates "
@@ -460,14 +467,15 @@ def _identified(model: Any, source: Any, fitted: Fit) -> tuple[Any, Fit]:
     return restricted, replace(fitted, flat=None)
 
 
-def _gaussian(budget: Plan, seed: int, length: int) -> tuple[Plan, Chains]:
+def _gaussian(budget: Plan, source: Any, seed: int, length: int) -> tuple[Plan, Chains]:
     """Independent draws from N(θ̂, target)."""
     center, root = budget.tuning.center, np.linalg.cholesky(budget.tuning.target)
     z = np.random.default_rng(seed).standard_normal((budget.chains, length, len(center)))
     statistics = {"steps": 0.0, "rows": 0.0, "seconds": 0.0, "guard_hits": 0.0, "guard_rate": 0.0}
-    names = budget.moments.names
+    problem = budget.model.bind(source)
     changed = replace(budget, draws=length, thin=0, burn_in=0, ess=float(budget.chains * length), seconds=0.0)
-    return changed, Chains(center + z @ root.T, names, 0, 0, seed, (), statistics)
+    draws = center + z @ root.T
+    return changed, Chains(draws, problem.names, 0, 0, seed, (), statistics, problem.unflatten, problem.variables)
 
 
 def _probability(interval: float) -> float:

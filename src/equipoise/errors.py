@@ -77,9 +77,14 @@ class UnstableStep(EquipoiseError):
     def __init__(self, spectral_radius: float, largest_multiple: float) -> None:
         self.spectral_radius = spectral_radius
         self.largest_multiple = largest_multiple
+        remedy = (
+            f"multiply the step by less than {largest_multiple:.6g}, or use a larger batch"
+            if largest_multiple > 0.0
+            else "no step is stable, because the Hessian is not positive definite: check the fit, or add a prior"
+        )
         super().__init__(
-            f"step: must give a chain with a finite stationary covariance (spectral radius below 1); got spectral radius "
-            f"{spectral_radius:.6g}. To fix: multiply the step by less than {largest_multiple:.6g}, or use a larger batch."
+            "step: must give a chain with a finite stationary covariance (spectral radius below 1); got spectral radius "
+            f"{spectral_radius:.6g}. To fix: {remedy}."
         )
 
 

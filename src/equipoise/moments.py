@@ -25,6 +25,7 @@ __all__ = [
     "curvature_axes",
     "moments",
     "symmetric",
+    "weighted_gram",
 ]
 
 Array = NDArray[np.float64]
@@ -44,7 +45,8 @@ def symmetric(a: Array) -> Array:
 def curvature_axes(H: Array) -> tuple[Array, Array]:
     """Eigenvalues of H scaled to unit diagonal, ascending, and the directions (rows) in parameters they belong to."""
     diagonal = np.abs(np.diag(H))
-    scale = np.sqrt(np.maximum(diagonal, 1e-12 * max(diagonal.max(), 1e-300)))
+    # of the whole matrix: at a saddle point the diagonal may be zero
+    scale = np.sqrt(np.maximum(diagonal, 1e-12 * max(np.abs(H).max(), 1e-200)))
     values, vectors = np.linalg.eigh(H / np.outer(scale, scale))
     return values, vectors.T / scale
 
@@ -54,6 +56,14 @@ def blocks(n: int, dim: int) -> Iterator[slice]:
     size = max(1, _BLOCK_ELEMENTS // max(1, dim))
     for start in range(0, n, size):
         yield slice(start, min(n, start + size))
+
+
+def weighted_gram(x: Array, weight: Array) -> Array:
+    """Σ weight_n x_n x_nᵀ; with non-negative weights NumPy sees a matrix times its own transpose, at half the cost."""
+    if weight.min() < 0.0:
+        return (x * weight[:, None]).T @ x
+    half = x * np.sqrt(weight)[:, None]
+    return half.T @ half
 
 
 class Curvature(Protocol):
@@ -86,7 +96,7 @@ class LinearCurvature:
         for rows in blocks(n, dim):
             x = self.x[rows]
             q = np.einsum("ij,ij->i", x @ S, x) * self.second[rows] ** 2
-            total += (x * q[:, None]).T @ x
+            total += weighted_gram(x, q)
         return symmetric(total) / n
 
     def third(self, S: Array) -> Array:

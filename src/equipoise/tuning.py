@@ -13,7 +13,7 @@ from equipoise.moments import Moments, symmetric
 from equipoise.targets import target_matrix
 from equipoise.theory.momentum import StepEquation, solve_step
 from equipoise.theory.proxy import proxy_noise
-from equipoise.theory.stationary import Stationary, law, stationary
+from equipoise.theory.stationary import Stationary, law, require_spread, stationary
 from equipoise.theory.structured import best_structured, divergence
 
 __all__ = ["Tuning", "tune"]
@@ -66,8 +66,11 @@ class Tuning:
         ------
         UnstableStep
             If the step has no stationary covariance.
+        InfeasibleTarget
+            If the chain has no noise in some direction.
         """
         predicted = stationary(moments, step, dynamics, proxy)
+        require_spread(predicted.cov)
         return cls(predicted.step, dynamics, predicted.cov, 0.0, predicted, moments.params, proxy, "given", 0.0)
 
     @property
@@ -129,15 +132,14 @@ def tune(
             "structure", "'full', 'diagonal' or 'scalar'", repr(structure), "use 'full' unless you compare"
         )
     noise = proxy_noise(moments, dynamics, proxy)
-    equation = StepEquation.of(
-        matrix, moments.hessian, noise.at(matrix), dynamics.momentum, dynamics.temperature, noise.discrete
-    )
+    C = noise.at(matrix)
+    equation = StepEquation.of(matrix, moments.hessian, C, dynamics.momentum, dynamics.temperature, noise.discrete)
     _require_feasible(equation, moments)
     Y, residual = solve_step(equation)
     if Y is None:
         raise _unsolved(residual, equation, dynamics)
     step = symmetric(equation.step(Y))
-    predicted = law(moments, matrix, step, dynamics, proxy)
+    predicted = law(moments, matrix, step, dynamics, proxy, C)
     if not predicted.modes.mean_is_stable:
         raise InfeasibleTarget(
             f"target: the step matrix that solves the equation for momentum {dynamics.momentum:g} is not stable. "

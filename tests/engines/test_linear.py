@@ -1,6 +1,7 @@
 """The linear engine, against NumPy loops, against itself split and threaded, against the predicted law."""
 
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,12 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from equipoise.engines.linear import LinearProgram, _kernel, advance, advance_coupled, initial_state
+from equipoise.engines.compiling import _bind, _signature, kernel
+from equipoise.engines.kernel import EXACT
+from equipoise.engines.kernel import run as _run
+from equipoise.engines.linear import LinearProgram, advance, advance_coupled, initial_state
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
+from equipoise.engines.table import RowTable
 from equipoise.models.family import FAMILIES, ScalarLoss
 
 CONSTANTS = {"gaussian": (0.7,), "gamma": (2.5,), "negative-binomial": (0.4,)}
@@ -207,6 +212,86 @@ def test_the_guard_never_acts_on_an_easy_problem():
     np.testing.assert_array_equal(draws, run(free, 20_000)[0])
 
 
+@pytest.mark.parametrize("batch_size", [1, 9, 40, 61])
+def test_asking_for_rows_ahead_changes_no_bit(batch_size):
+    for dim in (2, 14, 30):
+        options = {"dim": dim, "batch_size": batch_size, "noise_scale": 0.02, "weighted": True}
+        plain, end = run(build("poisson", ahead=0, **options), 200)
+        for ahead in (1, 8, 100):
+            draws, state = run(build("poisson", ahead=ahead, **options), 200)
+            np.testing.assert_array_equal(draws, plain)
+            np.testing.assert_array_equal(state.rng, end.rng)
+
+
+def test_where_a_row_lies_matters_only_to_the_rounding_of_sums():
+    program = build("gamma", dim=6, batch_size=60, replacement=False)
+    shuffled = np.random.default_rng(0).permutation(60)
+    again = replace(program, **{name: getattr(program, name)[shuffled] for name in ("rows", "base", "y")})
+    one, other = run(program, 50)[0], run(again, 50)[0]
+    np.testing.assert_allclose(one, other, rtol=0.0, atol=1e-13)
+
+
+def test_columns_of_zeros_change_no_bit():
+    """What a row is padded with does not enter: a wider row is summed in the same order."""
+    program = build("poisson", dim=5, noise_scale=0.0, momentum=0.4)
+    state = start_of(program)
+    for extra in (1, 3, 8):
+        wide = replace(
+            program,
+            rows=np.hstack([program.rows, np.zeros((60, extra))]),
+            prior_gradient=np.zeros(5 + extra),
+            prior_curvature=np.zeros(5 + extra),
+            guard_metric=np.eye(5 + extra),
+        )
+        start = initial_state(np.append(state.position, np.zeros(extra)), SEED)
+        np.testing.assert_array_equal(run(wide, 300, start)[0][:, :5], run(program, 300)[0])
+
+
+def test_float32_rows_are_summed_in_float64():
+    program = build("bernoulli", dim=9, batch_size=60, replacement=False, weighted=True)
+    narrow = replace(program, storage="float32")
+    assert narrow.rows.dtype == np.float32
+    exact = replace(program, rows=narrow.rows.astype(np.float64))
+    np.testing.assert_array_equal(run(narrow, 200)[0], run(exact, 200)[0])
+    difference = np.abs(run(narrow, 200)[0] - run(program, 200)[0]).max()
+    assert 1e-10 < difference < 1e-6
+
+
+def test_a_table_is_taken_over_and_a_copy_is_not_shared():
+    rows = np.random.default_rng(1).normal(size=(60, 3))
+    table = RowTable.filled(rows)
+    program = build(rows=table)
+    assert np.shares_memory(program.rows, table.cells)
+    other = replace(program, y=program.y + 1.0)
+    assert not np.shares_memory(other.rows, program.rows)
+    np.testing.assert_array_equal(program.table.sides[:, 1], program.y)
+    np.testing.assert_array_equal(other.table.sides[:, 1], program.y + 1.0)
+
+
+def test_more_constants_than_are_passed_by_value_reach_the_loss():
+    def d1(eta, y, p):
+        return p[10] * (eta - y) + p[0]
+
+    long = ScalarLoss("long", *4 * (d1,), p=(0.25, *9 * (0.0,), 1.5))
+    short = ScalarLoss("short", *4 * (lambda eta, y, p: p[1] * (eta - y) + p[0],), p=(0.25, 1.5))
+    np.testing.assert_array_equal(run(build(loss=long), 50)[0], run(build(loss=short), 50)[0])
+
+
+@pytest.mark.skipif(
+    "avx2" not in str(numba.core.registry.cpu_target.target_context.codegen().magic_tuple()), reason="x86"
+)
+@pytest.mark.parametrize("family", ["bernoulli", "poisson", "gamma", "negative-binomial"])
+def test_residuals_are_computed_four_at_a_time(family):
+    loop = _bind(_run, derivative=FAMILIES[family].loss.d1)
+    code = next(
+        iter(numba.njit(_signature(len(CONSTANTS.get(family, ())), "float64"), **EXACT)(loop).inspect_asm().values())
+    )
+    # The exponent of a power of two is moved into place: as a vector, and nowhere as a single number.
+    assert re.search(r"vpsllq\s+\$52, %ymm", code)
+    assert not re.search(r"shlq\s+\$52", code)
+    assert "vfmadd231pd" in code
+
+
 def exploded(phi):
     with np.errstate(over="ignore", invalid="ignore"):
         return not np.isfinite(phi @ phi)
@@ -363,7 +448,7 @@ def test_any_loss_runs_and_losses_of_one_name_are_not_confused():
         residual = 2.0 * factor * (program.base + program.rows @ phi - program.y) + 0.25
         draws, _ = run(program, 1)
         np.testing.assert_allclose(draws[0], phi - residual @ program.rows / 60, atol=1e-14)
-    names = {_kernel("custom", scaled_loss(factor).d1).py_func.__name__ for factor in (0.5, 1.5, 0.5)}
+    names = {kernel("custom", scaled_loss(factor).d1, 2).py_func.__name__ for factor in (0.5, 1.5, 0.5)}
     assert len(names) == 2
 
 
@@ -371,13 +456,13 @@ def test_another_process_finds_the_compiled_loop_on_disk():
     """Its name must be the same under another hash seed, or every process would compile anew."""
     run(build("poisson"), 1)
     code = (
-        "from equipoise.engines.linear import _kernel\nfrom equipoise.models.family import FAMILIES\n"
-        "kernel = _kernel('poisson', FAMILIES['poisson'].loss.d1)\n"
-        "print(kernel.py_func.__name__, sum(kernel.stats.cache_hits.values()))"
+        "from equipoise.engines.compiling import kernel\nfrom equipoise.models.family import FAMILIES\n"
+        "loop = kernel('poisson', FAMILIES['poisson'].loss.d1, 0)\n"
+        "print(loop.py_func.__name__, sum(loop.stats.cache_hits.values()))"
     )
     environment = {**os.environ, "PYTHONHASHSEED": "17"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    name = _kernel("poisson", FAMILIES["poisson"].loss.d1).py_func.__name__
+    name = kernel("poisson", FAMILIES["poisson"].loss.d1, 0).py_func.__name__
     assert result.stdout.split() == [name, "1"]
 
 

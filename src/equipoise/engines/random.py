@@ -32,12 +32,19 @@ JIT: dict[str, Any] = {
     "nogil": True,
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
     "error_model": "numpy",
+    "no_cfunc_wrapper": True,
 }
 
 
 def compiled(function: Function) -> Function:
     """Compile with the options that every engine function shares; LLVM inlines the small ones."""
     return cast(Function, njit(**JIT)(function))
+
+
+def _internal(function: Function) -> Function:
+    """The same for what only compiled code calls, without the part that Python would call: it takes as long to make."""
+    options = {**JIT, "no_cpython_wrapper": True}
+    return cast(Function, njit(**options)(function))
 
 
 # Mixed with a signed integer, Numba's uint64 becomes float64: every constant below is unsigned.
@@ -67,19 +74,19 @@ _EDGE, _HEIGHT = _ziggurat(_TAIL, 256)
 # through the array only where they call one of the rare paths.
 
 
-@compiled
+@_internal
 def _load(state: State) -> Words:
     """The generator's words."""
     return state[0], state[1], state[2], state[3]
 
 
-@compiled
+@_internal
 def _store(state: State, words: Words) -> None:
     """Put the words back."""
     state[0], state[1], state[2], state[3] = words
 
 
-@compiled
+@_internal
 def _scramble(words: Words) -> tuple[np.uint64, Words]:
     """64 uniform bits and the words that follow: one step of xoshiro256++."""
     s0, s1, s2, s3 = words
@@ -103,7 +110,7 @@ def next_word(state: State) -> np.uint64:
     return word
 
 
-@compiled
+@_internal
 def _retry(state: State, product: np.uint64, size: np.uint64) -> np.uint64:
     """Lemire's rejection: a product below `size` may be in the zone that would bias the result."""
     excess = (_RANGE - size) % size
@@ -160,13 +167,13 @@ def distinct_rows(
         order[swaps[k]] = swaps[k]
 
 
-@compiled
+@_internal
 def _unit(state: State) -> float:
     """A uniform in (0, 1], so that its logarithm is finite."""
     return float(np.int64((next_word(state) >> _11) + _1)) * 2.0**-53
 
 
-@compiled
+@_internal
 def _tail(state: State) -> float:
     """A normal conditioned to exceed the last edge: exponential proposals, Marsaglia's acceptance."""
     while True:
@@ -175,13 +182,13 @@ def _tail(state: State) -> float:
             return _TAIL + excess
 
 
-@compiled
+@_internal
 def _propose(word: np.uint64, layer: np.uint64) -> float:
     """A point of the strip: the high 53 bits, signed, which the choice of the strip does not use."""
     return float(np.int64(word) >> 11) * 2.0**-52 * float(_EDGE[layer])
 
 
-@compiled
+@_internal
 def _outside(state: State, word: np.uint64) -> float:
     """A normal from a word whose point is not in the part of its strip that lies wholly under the curve."""
     while True:

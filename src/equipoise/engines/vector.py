@@ -8,16 +8,31 @@ bit, whether the width of a row was known to the compiler or not, and however ro
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
-from llvmlite import ir
-from numba import types
+import numba
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 
-__all__ = ["LANES", "add", "fetch", "fma", "load", "load_row", "spread", "store", "sum1", "sums4", "transpose4", "zeros"]
+__all__ = [
+    "LANES",
+    "add",
+    "entry",
+    "fetch",
+    "fma",
+    "load",
+    "load_row",
+    "operation",
+    "spread",
+    "store",
+    "sum1",
+    "sums4",
+    "transpose4",
+    "zeros",
+]
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+types = cast(Any, numba.types)  # partly typed, so that a strict checker objects to every call
 
 # One 256-bit register; a processor with wider ones loses little, since a step waits for memory.
 LANES = 4
@@ -26,7 +41,7 @@ _DOUBLE, _INT64, _INT32, _BYTE = ir.DoubleType(), ir.IntType(64), ir.IntType(32)
 _VECTOR = ir.VectorType(_DOUBLE, LANES)
 
 
-class _Vector(types.Type):  # type: ignore[misc]  # Numba has no stubs
+class _Vector(cast(Any, numba.types.Type)):  # type: ignore[misc]
     """The Numba type of four float64."""
 
     def __init__(self) -> None:
@@ -37,24 +52,17 @@ _TYPE = _Vector()
 _FOUR = types.UniTuple(_TYPE, 4)
 
 
-def _register(model: Any) -> None:
-    """Tell Numba that the type is held as an LLVM vector."""
-    register_model(_Vector)(model)
-
-
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-    """One LLVM value."""
+@register_model(_Vector)
+class _VectorModel(cast(Any, models.PrimitiveModel)):  # type: ignore[misc]
+    """Held as one LLVM vector."""
 
     def __init__(self, manager: Any, numba_type: Any) -> None:
         super().__init__(manager, numba_type, _VECTOR)
 
 
-_register(_VectorModel)
-
-
-def _operation(function: Function) -> Function:
-    """Make a typing function an operation that compiled code may call."""
-    return cast(Function, intrinsic(function))
+def operation(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a typing function an operation that compiled code may call, without its first argument."""
+    return cast(Callable[..., Any], intrinsic(function))
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, pointer: Any) -> Any:
@@ -75,7 +83,7 @@ def _shuffle(builder: Any, one: Any, other: Any, lanes: tuple[int, ...]) -> Any:
     return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_INT32, 4), list(lanes)))
 
 
-@_operation
+@operation
 def zeros(typing: Any) -> Any:  # noqa: ARG001
     """Four zeros."""
 
@@ -85,7 +93,7 @@ def zeros(typing: Any) -> Any:  # noqa: ARG001
     return _TYPE(), generate
 
 
-@_operation
+@operation
 def spread(typing: Any, value: Any) -> Any:  # noqa: ARG001
     """One float64, four times."""
 
@@ -96,7 +104,19 @@ def spread(typing: Any, value: Any) -> Any:  # noqa: ARG001
     return _TYPE(types.float64), generate
 
 
-@_operation
+@operation
+def entry(typing: Any, array: Any, at: Any) -> Any:  # noqa: ARG001
+    """`array[at]` of a contiguous array for at ≥ 0: without Numba's detour for places counted from the end."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        held = context.get_data_type(signature.return_type)
+        offset = builder.mul(arguments[1], ir.Constant(_INT64, signature.return_type.bitwidth // 8))
+        return builder.load(_address(context, builder, signature.args[0], arguments[0], offset, held), align=8)
+
+    return array.dtype(array, types.int64), generate
+
+
+@operation
 def load(typing: Any, array: Any, at: Any) -> Any:  # noqa: ARG001
     """`array[at:at + 4]` of a contiguous float64 array."""
 
@@ -108,7 +128,7 @@ def load(typing: Any, array: Any, at: Any) -> Any:  # noqa: ARG001
     return _TYPE(array, types.int64), generate
 
 
-@_operation
+@operation
 def load_row(typing: Any, matrix: Any, row: Any, column: Any) -> Any:  # noqa: ARG001
     """`matrix[row, column:column + 4]`, rows contiguous, float64 or float32."""
     wide = matrix.dtype == types.float64
@@ -123,7 +143,7 @@ def load_row(typing: Any, matrix: Any, row: Any, column: Any) -> Any:  # noqa: A
     return _TYPE(matrix, types.int64, types.int64), generate
 
 
-@_operation
+@operation
 def store(typing: Any, array: Any, at: Any, vector: Any) -> Any:  # noqa: ARG001
     """Set `array[at:at + 4]` of a contiguous float64 array."""
 
@@ -136,7 +156,7 @@ def store(typing: Any, array: Any, at: Any, vector: Any) -> Any:  # noqa: ARG001
     return types.void(array, types.int64, _TYPE), generate
 
 
-@_operation
+@operation
 def add(typing: Any, one: Any, other: Any) -> Any:  # noqa: ARG001
     """The sum, lane by lane."""
 
@@ -146,14 +166,14 @@ def add(typing: Any, one: Any, other: Any) -> Any:  # noqa: ARG001
     return _TYPE(_TYPE, _TYPE), generate
 
 
-@_operation
+@operation
 def fma(typing: Any, one: Any, other: Any, term: Any) -> Any:  # noqa: ARG001
     """one · other + term, rounded once, lane by lane."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
         kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
         # fmuladd, not fma: a processor without the instruction multiplies and adds instead of calling a library
-        multiply_add = cgutils.get_or_insert_function(builder.module, kind, "llvm.fmuladd.v4f64")
+        multiply_add = cast(Any, cgutils).get_or_insert_function(builder.module, kind, "llvm.fmuladd.v4f64")
         return builder.call(multiply_add, arguments)
 
     return _TYPE(_TYPE, _TYPE, _TYPE), generate
@@ -166,7 +186,7 @@ def _four_sums(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
     return builder.fadd(_shuffle(builder, ab, cd, (0, 1, 4, 5)), _shuffle(builder, ab, cd, (2, 3, 6, 7)))
 
 
-@_operation
+@operation
 def sums4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG001
     """The sums of four vectors' lanes, as a vector."""
 
@@ -176,7 +196,7 @@ def sums4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG001
     return _TYPE(_TYPE, _TYPE, _TYPE, _TYPE), generate
 
 
-@_operation
+@operation
 def sum1(typing: Any, vector: Any) -> Any:  # noqa: ARG001
     """The sum of the lanes, in the order of `sums4`."""
 
@@ -186,7 +206,7 @@ def sum1(typing: Any, vector: Any) -> Any:  # noqa: ARG001
     return types.float64(_TYPE), generate
 
 
-@_operation
+@operation
 def transpose4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG001
     """The four columns of the matrix whose rows are a, b, c, d."""
 
@@ -207,7 +227,7 @@ def transpose4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG
     return _FOUR(_TYPE, _TYPE, _TYPE, _TYPE), generate
 
 
-@_operation
+@operation
 def fetch(typing: Any, matrix: Any, row: Any, offset: Any) -> Any:  # noqa: ARG001
     """Ask for the cache line `offset` bytes into a row; the values are not waited for, nor changed."""
 

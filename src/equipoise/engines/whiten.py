@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cholesky, eigh, solve, solve_triangular
 
 from equipoise.engines.linear import ChainState, LinearProgram, advance, initial_state
+from equipoise.engines.table import RowTable
+from equipoise.errors import InvalidInput
 from equipoise.moments import blocks
 
 if TYPE_CHECKING:
@@ -38,15 +41,15 @@ class LinearEngine:
         """Run every chain, each on a thread of its own; see `equipoise.engines.linear.advance`."""
         return list(pool.map(lambda state, out: advance(self.program, state, steps, thin, out), states, outs))
 
-    def identity(self) -> tuple[Array, ...]:
-        """The arrays that, with the step and the options, determine a run."""
+    def identity(self) -> tuple[NDArray[Any], ...]:
+        """The arrays that, with the step and the options, determine a run; of the rows, a digest."""
         program = self.program
         name = np.frombuffer(program.loss.name.encode(), dtype=np.uint8).astype(np.float64)
         constants = program.loss.constants
         return (
             name,
             constants,
-            program.rows,
+            _digest(program.table),
             program.base,
             program.y,
             program.weights,
@@ -59,24 +62,49 @@ class LinearEngine:
         return positions @ self.root.T + self.center
 
 
-def linear_engine(problem: LinearProblem, tuning: Tuning, radius2: float) -> LinearEngine:
+def _digest(table: RowTable) -> NDArray[np.uint8]:
+    """32 bytes that change with any row; the rows, which padding separates, are not copied as a whole."""
+    digest = hashlib.blake2b(str(table.cells.dtype).encode(), digest_size=32)
+    for block in blocks(*table.rows.shape):
+        digest.update(np.ascontiguousarray(table.rows[block]).data)
+    return np.frombuffer(digest.digest(), dtype=np.uint8)
+
+
+def linear_engine(
+    problem: LinearProblem, tuning: Tuning, radius2: float, storage: str = "float64", ahead: int | None = None
+) -> LinearEngine:
     """Whiten a problem for a step matrix.
 
     Of all roots of Λ the one that makes the prior diagonal is taken, so that a step costs O(B D) with any prior.
+    The whitened rows are written straight to where the engine reads them: data apart, they are the only copy.
+
+    Parameters
+    ----------
+    problem, tuning, radius2
+        What to sample, the step matrix, and the guard's squared radius.
+    storage, ahead
+        How the rows are held and fetched; see `equipoise.engines.linear.LinearProgram`.
+
+    Raises
+    ------
+    InvalidInput
+        If the storage is neither float64 nor float32.
     """
+    if storage not in ("float64", "float32"):
+        raise InvalidInput("storage", "float64 or float32", repr(storage), "leave it out")
     rows, dynamics, center = problem.rows, tuning.dynamics, tuning.center
     C = cholesky(tuning.step, lower=True)
     curvature, U = eigh(C.T @ problem.precision @ C)
     root = np.ascontiguousarray(C @ U)
-    white = np.empty_like(rows.x)
+    table = RowTable.blank(rows.n, rows.dim, storage)
     for block in blocks(*rows.x.shape):
-        np.matmul(rows.x[block], root, out=white[block])
+        table.rows[block] = rows.x[block] @ root
     half = solve_triangular(cholesky(tuning.predicted.cov, lower=True), root, lower=True)
     metric = half.T @ half
     return LinearEngine(
         LinearProgram(
             loss=problem.loss_at(center),
-            rows=white,
+            rows=table,
             base=problem.predictor(center),
             y=rows.y,
             weights=np.empty(0) if rows.weights is None else rows.weights,
@@ -89,6 +117,8 @@ def linear_engine(problem: LinearProblem, tuning: Tuning, radius2: float) -> Lin
             guard_radius2=radius2,
             guard_metric=metric,
             guard_bound=float(np.linalg.eigvalsh(metric)[-1]),
+            storage=storage,
+            ahead=ahead,
         ),
         root,
         center,

@@ -25,7 +25,7 @@ from scipy.special import erfc, gammaln
 
 from equipoise.dynamics import is_number
 from equipoise.errors import InvalidInput
-from equipoise.models.family import Family, ScalarFunction, ScalarLoss
+from equipoise.models.family import Family, ScalarFunction, ScalarLoss, exp
 
 __all__ = ["Beta"]
 
@@ -153,17 +153,17 @@ def _functions(family: Family) -> tuple[ScalarFunction, ScalarFunction, ScalarFu
 
     def d1(eta: Any, y: Any, p: Any) -> Any:
         at = np.minimum(np.maximum(eta, -limit), limit)
-        return np.exp(exponent(at, y, p)) * bounded(s1(at, y, p)) + integral(eta, p, 1) / p[1]
+        return exp(exponent(at, y, p)) * bounded(s1(at, y, p)) + integral(eta, p, 1) / p[1]
 
     def d2(eta: Any, y: Any, p: Any) -> Any:
         at = np.minimum(np.maximum(eta, -limit), limit)
         bend = turn2(p[1] - 1.0, bounded(s1(at, y, p)), bounded(s2(at, y, p)))
-        return np.exp(exponent(at, y, p)) * bend + integral(eta, p, 2) / p[1]
+        return exp(exponent(at, y, p)) * bend + integral(eta, p, 2) / p[1]
 
     def d3(eta: Any, y: Any, p: Any) -> Any:
         at = np.minimum(np.maximum(eta, -limit), limit)
         bend = turn3(p[1] - 1.0, bounded(s1(at, y, p)), bounded(s2(at, y, p)), bounded(s3(at, y, p)))
-        return np.exp(exponent(at, y, p)) * bend + integral(eta, p, 3) / p[1]
+        return exp(exponent(at, y, p)) * bend + integral(eta, p, 3) / p[1]
 
     return value, d1, d2, d3
 
@@ -220,15 +220,15 @@ def gaussian_integral(eta: Any, p: Any, order: int) -> Any:
 def gamma_integral(eta: Any, p: Any, order: int) -> Any:
     """C exp((1−b) eta), with log C in p[2]."""
     rate = 1.0 - p[1]
-    return rate**order * np.exp(np.minimum(p[2] + rate * eta, 600.0))
+    return rate**order * exp(np.minimum(p[2] + rate * eta, 600.0))
 
 
 def bernoulli_integral(eta: Any, p: Any, order: int) -> Any:
     """μ^b + (1−μ)^b."""
-    b, e = p[1], np.exp(-np.abs(eta))
+    b, e = p[1], exp(-np.abs(eta))
     small, large = e / (1.0 + e), 1.0 / (1.0 + e)
     mu, rest, least = np.maximum(small, (eta >= 0.0) * large), np.maximum(small, (eta < 0.0) * large), np.log1p(e)
-    one, zero = np.exp(-b * (np.maximum(-eta, 0.0) + least)), np.exp(-b * (np.maximum(eta, 0.0) + least))
+    one, zero = exp(-b * (np.maximum(-eta, 0.0) + least)), exp(-b * (np.maximum(eta, 0.0) + least))
     if order == 0:
         return one + zero
     v2, v3 = mu * rest, mu * rest * (rest - mu)
@@ -258,12 +258,12 @@ def tabulated_integral(eta: Any, p: Any, order: int) -> Any:
     gap = eta - inside
     side = 6 + 6 * np.int64(gap > 0.0)
     m, k1 = p[side], p[side + 1]
-    decay = np.exp(k1 * gap)
+    decay = exp(k1 * gap)
     tail = p[side + 5] * (m + 3.0 * k1) ** order
     for i in range(2, -1, -1):
         tail = tail * decay + p[side + 2 + i] * (m + i * k1) ** order
     out = gap != 0.0
-    return (1.0 - out) * total * (2.0 * p[4]) ** order + out * np.exp(m * gap) * tail
+    return (1.0 - out) * total * (2.0 * p[4]) ** order + out * exp(m * gap) * tail
 
 
 def _gaussian_numbers(b: float, scale: float) -> tuple[float, ...]:

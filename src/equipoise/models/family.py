@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FAMILIES", "Family", "ScalarFunction", "ScalarLoss"]
+__all__ = ["FAMILIES", "Family", "ScalarFunction", "ScalarLoss", "exp"]
 
 Array = NDArray[np.float64]
 # (eta, y, p) -> value, elementwise; Any because the engines also call it on scalars.
@@ -76,15 +76,20 @@ class Family:
     exponential_mean: bool
 
 
+def exp(x: Any) -> Any:
+    """The exponential. The engines put one in its place that the compiler can compute four at a time."""
+    return np.exp(x)
+
+
 def sigmoid(eta: Any) -> Any:
     """1 / (1 + exp(−eta)), accurate in both tails: the exponent is never positive."""
-    e = np.exp(-np.abs(eta))
+    e = exp(-np.abs(eta))
     return np.maximum(e, eta >= 0.0) / (1.0 + e)
 
 
 def softplus(eta: Any) -> Any:
     """log(1 + exp(eta)) without overflow."""
-    return np.maximum(eta, 0.0) + np.log1p(np.exp(-np.abs(eta)))
+    return np.maximum(eta, 0.0) + np.log1p(exp(-np.abs(eta)))
 
 
 # gaussian: p = (scale,)
@@ -120,14 +125,14 @@ def bernoulli_value(eta: Any, y: Any, p: Any) -> Any:  # noqa: ARG001
 
 def bernoulli_d1(eta: Any, y: Any, p: Any) -> Any:  # noqa: ARG001
     """First derivative."""
-    e = np.exp(-np.abs(eta))
+    e = exp(-np.abs(eta))
     # maximum instead of where: the compiled engines run it twenty times faster
     return np.maximum(e, eta >= 0.0) / (1.0 + e) - y
 
 
 def bernoulli_d2(eta: Any, y: Any, p: Any) -> Any:  # noqa: ARG001
     """Second derivative."""
-    e = np.exp(-np.abs(eta))
+    e = exp(-np.abs(eta))
     return e / ((1.0 + e) * (1.0 + e)) + 0.0 * y
 
 
@@ -141,17 +146,17 @@ def bernoulli_d3(eta: Any, y: Any, p: Any) -> Any:
 
 def poisson_value(eta: Any, y: Any, p: Any) -> Any:  # noqa: ARG001
     """exp(eta) − y eta."""
-    return np.exp(eta) - y * eta
+    return exp(eta) - y * eta
 
 
 def poisson_d1(eta: Any, y: Any, p: Any) -> Any:  # noqa: ARG001
     """First derivative."""
-    return np.exp(eta) - y
+    return exp(eta) - y
 
 
 def poisson_d2(eta: Any, y: Any, p: Any) -> Any:  # noqa: ARG001
     """Second derivative."""
-    return np.exp(eta) + 0.0 * y
+    return exp(eta) + 0.0 * y
 
 
 poisson_d3 = poisson_d2
@@ -162,22 +167,22 @@ poisson_d3 = poisson_d2
 
 def gamma_value(eta: Any, y: Any, p: Any) -> Any:
     """shape · (y exp(−eta) + eta)."""
-    return p[0] * (y * np.exp(-eta) + eta)
+    return p[0] * (y * exp(-eta) + eta)
 
 
 def gamma_d1(eta: Any, y: Any, p: Any) -> Any:
     """First derivative."""
-    return p[0] * (1.0 - y * np.exp(-eta))
+    return p[0] * (1.0 - y * exp(-eta))
 
 
 def gamma_d2(eta: Any, y: Any, p: Any) -> Any:
     """Second derivative."""
-    return p[0] * y * np.exp(-eta)
+    return p[0] * y * exp(-eta)
 
 
 def gamma_d3(eta: Any, y: Any, p: Any) -> Any:
     """Third derivative."""
-    return -p[0] * y * np.exp(-eta)
+    return -p[0] * y * exp(-eta)
 
 
 # negative binomial, log link, variance mu + a mu²: p = (dispersion a,)
@@ -192,13 +197,13 @@ def negative_binomial_value(eta: Any, y: Any, p: Any) -> Any:
 def negative_binomial_d1(eta: Any, y: Any, p: Any) -> Any:
     """First derivative."""
     z = eta + np.log(p[0])
-    e = np.exp(-np.abs(z))
+    e = exp(-np.abs(z))
     return (np.maximum(e, z >= 0.0) / p[0] - y * np.maximum(e, z < 0.0)) / (1.0 + e)
 
 
 def negative_binomial_d2(eta: Any, y: Any, p: Any) -> Any:
     """Second derivative."""
-    e = np.exp(-np.abs(eta + np.log(p[0])))
+    e = exp(-np.abs(eta + np.log(p[0])))
     return (y + 1.0 / p[0]) * e / ((1.0 + e) * (1.0 + e))
 
 

@@ -12,7 +12,7 @@ from equipoise.data.rows import Rows, as_rows
 from equipoise.dynamics import is_number
 from equipoise.errors import InvalidInput
 from equipoise.models.family import FAMILIES, Family, ScalarLoss
-from equipoise.moments import LinearCurvature, Moments, blocks, symmetric
+from equipoise.moments import LinearCurvature, Moments, blocks, symmetric, weighted_gram
 
 __all__ = ["GLM", "Divergence", "LinearProblem", "glm"]
 
@@ -214,6 +214,11 @@ class LinearProblem:
     mean: Array
 
     @property
+    def size(self) -> int:
+        """Rows at hand."""
+        return self.rows.n
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Column names."""
         return self.rows.names
@@ -320,8 +325,9 @@ class LinearProblem:
             eta = family.link(0.5 * (rows.y + center) if family.name != "bernoulli" else 0.25 + 0.5 * rows.y)
         eta = np.where(np.isfinite(eta), eta, 0.0) - (0.0 if rows.offset is None else rows.offset)
         w = np.ones(rows.n) if rows.weights is None else rows.weights
-        gram = (rows.x * w[:, None]).T @ rows.x + self.precision + 1e-8 * np.diag(np.sum(rows.x**2, axis=0))
-        right = (rows.x * w[:, None]).T @ eta + self.precision @ self.mean
+        gram = rows.n * self.gram(w) + self.precision
+        gram[np.diag_indices(rows.dim)] *= 1.0 + 1e-8
+        right = (w * eta) @ rows.x + self.precision @ self.mean
         warm = np.linalg.lstsq(gram, right, rcond=None)[0].astype(np.float64)
         return [warm, np.zeros(rows.dim)]
 
@@ -414,7 +420,7 @@ class LinearProblem:
         x = self.rows.x
         total = np.zeros((x.shape[1], x.shape[1]))
         for block in blocks(*x.shape):
-            total += (x[block] * weight[block][:, None]).T @ x[block]
+            total += weighted_gram(x[block], weight[block])
         return symmetric(total) / x.shape[0]
 
     def _prior(self, theta: Array) -> float:

@@ -23,6 +23,11 @@ class Problem(Protocol):
         ...
 
     @property
+    def size(self) -> int:
+        """Number of rows at hand: fewer than N in a subsample."""
+        ...
+
+    @property
     def names(self) -> tuple[str, ...]:
         """One name per parameter."""
         ...

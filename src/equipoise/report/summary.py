@@ -90,9 +90,10 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
     )
     dynamics = tuning.dynamics
     chain = f"SG{'' if dynamics.temperature == 0 else 'L'}D"
+    known = hasattr(calibration.model, "family")
     header = (
-        ("Response", calibration.response),
-        ("Family", model_name(calibration.model)),
+        *((("Response", calibration.response),) if known else ()),
+        ("Family" if known else "Loss", model_name(calibration.model)),
         ("Rows", f"{plan.moments.n:,}"),
         ("Target", plan.target_name),
         ("Sampler", "N(estimate, target)" if calibration.chains.thin == 0 else chain),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import cho_factor, cho_solve, eigh
 
-from equipoise.errors import EquipoiseError, InvalidInput, UnstableStep
+from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput, UnstableStep
 from equipoise.theory import mixing
 from equipoise.theory.equation import balance
 from equipoise.theory.modes import Modes, step_matrix
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from equipoise.dynamics import Dynamics
     from equipoise.moments import Moments
 
-__all__ = ["Stationary", "max_stable_step", "stationary"]
+__all__ = ["Stationary", "max_stable_step", "require_spread", "stationary"]
 
 Array = NDArray[np.float64]
 
@@ -100,6 +100,7 @@ class Stationary:
     def iact(self, direction: ArrayLike | None = None) -> float:
         """Integrated autocorrelation time in steps: along `direction`, or the largest over all directions."""
         if direction is None:
+            require_spread(self.cov)
             return float(eigh(self.long_run_cov, self.cov, eigvals_only=True)[-1])
         v = np.asarray(direction, dtype=np.float64)
         if v.shape != (len(self.cov),) or not np.any(v):
@@ -210,12 +211,34 @@ def stationary(moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str
     return law(moments, modes.outward(S), Lam, dynamics, proxy)
 
 
-def law(moments: Moments, cov: Array, step: Array, dynamics: Dynamics, proxy: str) -> Stationary:
-    """The law whose covariance is already known: no equation is solved."""
+def law(
+    moments: Moments, cov: Array, step: Array, dynamics: Dynamics, proxy: str, gradient_noise: Array | None = None
+) -> Stationary:
+    """The law whose covariance, and perhaps C(Σ), are already known: no equation is solved."""
     noise = proxy_noise(moments, dynamics, proxy)
     cov = 0.5 * (cov + cov.T)
+    C = noise.at(cov) if gradient_noise is None else gradient_noise
     bias = -0.5 * np.linalg.solve(moments.hessian, moments.third_derivative(cov)).astype(np.float64)
-    return Stationary(cov, step, moments.hessian, noise.at(cov), noise.constant, bias, dynamics, proxy, noise)
+    return Stationary(cov, step, moments.hessian, C, noise.constant, bias, dynamics, proxy, noise)
+
+
+def require_spread(cov: Array) -> None:
+    """Refuse a singular stationary covariance: a chain without noise in some direction.
+
+    Raises
+    ------
+    InfeasibleTarget
+        Its `directions` are those without noise.
+    """
+    sd = np.sqrt(np.maximum(np.diag(cov), np.finfo(float).tiny))
+    values, vectors = np.linalg.eigh(cov / np.outer(sd, sd))
+    still = values <= 1e-13
+    if still.any():
+        raise InfeasibleTarget(
+            f"step: the chain has no noise in {still.sum()} of {len(cov)} directions, so it has no law of full rank there. To "
+            "fix: leave those directions out (model.identified, or drop the columns), or use a finite inverse_temperature.",
+            directions=(vectors[:, still] * sd[:, None]).T,
+        )
 
 
 def max_stable_step(

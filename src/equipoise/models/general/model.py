@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipoise.errors import InvalidInput
-from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, low_rank_factors
+from equipoise.models.general.curvature import GeneralCurvature, factored_curvature
 from equipoise.models.general.structure import Structure, row_count, trainable_structure
 from equipoise.moments import FLAT, Curvature, Moments, curvature_axes, symmetric
 
@@ -25,7 +25,7 @@ __all__ = ["GeneralProblem", "Model"]
 
 Array = NDArray[np.float64]
 
-# Elements of the largest intermediate of one block: rows times D² for Hessians.
+# Elements of the largest intermediate of one block: rows times D² for Hessians of each row.
 _BLOCK_ELEMENTS = 1 << 22
 # Perturbed starts on offer: `restarts` at most.
 _PERTURBED = 100
@@ -101,12 +101,14 @@ class Model:
         whole = trainable_structure(self.init, self.trainable)
         return whole if self.subspace is None else whole.within(*self.subspace)
 
-    def identified(self, data: Any, params: Any) -> Model:
+    def identified(self, data: Any, params: Any, tuning_rows: int | None = None, seed: int = 0) -> Model:
         """The model restricted to the directions its loss curves along at a minimiser, which is its new start.
 
         Along the others (symmetries, dead units, redundant parameters) the data say nothing and no chain is stationary.
         """
         problem = self.bind(data)
+        if tuning_rows is not None:
+            problem = problem.subsample(tuning_rows, seed)
         theta = problem.flatten(params)
         values, axes = curvature_axes(problem.derivatives(theta)[2])
         basis = axes[values > FLAT]
@@ -276,7 +278,7 @@ class GeneralProblem:
     def value(self, theta: Array) -> float:
         """L(θ)."""
         with jax.enable_x64(True):
-            total = sum(float(self.model.functions.value(theta, *block)) for block in self.blocks(1))
+            total = sum(float(self.model.functions.value(theta, *block)) for block in self.blocks(theta.size))
             return total / self.size + float(self.model.functions.penalty(theta)) / self.n
 
     def gradient(self, theta: Array) -> tuple[float, Array]:
@@ -326,9 +328,9 @@ class GeneralProblem:
             names=self.names,
         )
 
-    def blocks(self, width: int) -> Iterator[tuple[Any, Any]]:
-        """Blocks of rows of one size with a mask; the last one is filled up, so that nothing is compiled twice."""
-        length = max(1, min(self.size, _BLOCK_ELEMENTS // max(1, width * width)))
+    def blocks(self, elements: int) -> Iterator[tuple[Any, Any]]:
+        """Blocks of rows, so many `elements` each, with a mask; all are of one size, so that nothing is compiled twice."""
+        length = max(1, min(self.size, _BLOCK_ELEMENTS // max(1, elements)))
         for start in range(0, self.size, length):
             index = np.minimum(np.arange(start, start + length), self.size - 1)
             mask = jnp.asarray(np.arange(start, start + length) < self.size, dtype=jnp.float64)
@@ -336,14 +338,16 @@ class GeneralProblem:
             yield (self.data if whole else jax.tree.map(lambda a, i=index: a[i], self.data)), mask
 
     def _loss_hessian(self, theta: Array) -> Array:
+        total = np.zeros((theta.size, theta.size))
         with jax.enable_x64(True):
-            parts = [np.asarray(self.model.functions.hessian(theta, *block)) for block in self.blocks(theta.size)]
-        return symmetric(np.sum(parts, axis=0)) / self.size
+            # a tangent per parameter through what lies between parameters and loss, and that is narrower than they are
+            for block in self.blocks(int(theta.size**1.5)):
+                total += np.asarray(self.model.functions.hessian(theta, *block))
+        return symmetric(total) / self.size
 
     def _curvature(self, theta: Array) -> Curvature:
         exact = GeneralCurvature(self, theta)
-        factors = low_rank_factors(self, theta)
-        return exact if factors is None else FactoredCurvature(*factors, exact)
+        return factored_curvature(exact) or exact
 
 
 def _finite(name: str, value: ArrayLike) -> Array:
@@ -360,7 +364,7 @@ def _require_scalar(name: str, arguments: str, function: Callable[..., Any], *at
     """Raise `InvalidInput` unless the user's function can be traced, gives a real scalar, and has a derivative."""
     try:
         found = jax.eval_shape(function, *at)
-        if jax.tree.structure(found) == jax.tree.structure(0.0) and found.shape == () and found.dtype.kind == "f":
+        if isinstance(found, jax.ShapeDtypeStruct) and found.shape == () and found.dtype.kind == "f":
             jax.eval_shape(jax.grad(function), *at)
             return
     except Exception as error:  # whatever the user's code raises

@@ -1,0 +1,151 @@
+"""Our own engines, and the two loops anyone could write: NumPy in the style of the paper's scripts, and a JAX scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import equipoise as eq
+from equipoise.bench.workloads import Cell, Prepared
+
+__all__ = [
+    "Run",
+    "autodiff_run",
+    "engine_for",
+    "jax_functions",
+    "jax_scan_run",
+    "linear_run",
+    "numpy_run",
+    "scan",
+]
+
+Array = NDArray[np.float64]
+# steps, seed → the stored iterates as parameters, (steps // thin, D)
+Run = Callable[[int, int], Array]
+
+
+def engine_for(cell: Cell, tuning: eq.Tuning | None = None) -> Any:
+    """The linear engine on a cell's problem."""
+    from equipoise.engines.whiten import linear_engine
+    from equipoise.sampling import guard_radius2
+
+    problem = cell.prepared.model.bind((cell.prepared.x, cell.prepared.y))
+    tuning = cell.tuning if tuning is None else tuning
+    return linear_engine(problem, tuning, guard_radius2(problem, tuning, "auto"), storage=cell.dtype)
+
+
+def linear_run(cell: Cell, langevin: bool = False) -> Run:
+    """Our linear engine with its default guard; as SGLD, with injected noise, on request."""
+    tuning = None
+    if langevin:
+        # the edge of feasibility is near β = N (theory eq. 3.3): four times that leaves room for gradient noise
+        tuning = cell.prepared.tune(cell.batch, inverse_temperature=4.0 * cell.prepared.workload.rows)
+    return _engine_run(engine_for(cell, tuning), cell)
+
+
+def autodiff_run(cell: Cell) -> Run:
+    """Our JAX engine: the same loss written as a function of one row."""
+    from equipoise.engines.autodiff import autodiff_engine
+    from equipoise.models.general import Model
+
+    loss, _ = jax_functions(cell.prepared)
+    model = Model(lambda p, row: -loss(p, (row["x"], row["y"])), init=np.zeros(cell.prepared.workload.dim))
+    problem = model.bind({"x": cell.prepared.x, "y": cell.prepared.y})
+    return _engine_run(autodiff_engine(problem, cell.tuning, np.inf), cell)
+
+
+def _engine_run(engine: Any, cell: Cell) -> Run:
+    pool = ThreadPoolExecutor(1)
+
+    def run(steps: int, seed: int) -> Array:
+        state = engine.start(cell.tuning.center, np.random.SeedSequence(seed))
+        out = np.empty((steps // cell.thin, cell.tuning.dim))
+        engine.advance([state], steps, cell.thin, [out], pool)
+        return engine.parameters(out)
+
+    return run
+
+
+def numpy_run(cell: Cell) -> Run:
+    """The paper's scripts: per step draw a batch, take its rows, multiply by the step matrix, store."""
+    x, y, step, thin = cell.prepared.x, cell.prepared.y, cell.tuning.step, cell.thin
+    size, count, variance = cell.batch, len(y), cell.prepared.scale**2
+    mean: dict[str, Callable[[Array], Array]] = {
+        "gaussian": lambda eta: eta,
+        "poisson": np.exp,
+        "bernoulli": lambda eta: 1.0 / (1.0 + np.exp(-eta)),
+    }
+    inverse_link = mean[cell.family]
+
+    def run(steps: int, seed: int) -> Array:
+        rng = np.random.default_rng(seed)
+        theta, out = cell.tuning.center.copy(), np.empty((steps // thin, cell.tuning.dim))
+        for t in range(steps // thin):
+            for _ in range(thin):
+                batch = rng.integers(0, count, size)
+                rows = x[batch]
+                residual = inverse_link(rows @ theta) - y[batch]
+                theta -= step @ (rows.T @ residual / (size * variance))
+            out[t] = theta
+        return out
+
+    return run
+
+
+def jax_functions(prepared: Prepared) -> tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]:
+    """Log likelihood of one row, up to a constant, and its derivative in the predictor: (y − μ)/σ²."""
+    import jax
+    import jax.numpy as jnp
+
+    precision = 1.0 / prepared.scale**2
+    total: Callable[[Any, Any], Any]
+    mean: Callable[[Any], Any]
+    if prepared.workload.family == "gaussian":
+        total, mean = (lambda eta, y: -0.5 * precision * (y - eta) ** 2), (lambda eta: eta)
+    elif prepared.workload.family == "poisson":
+        total, mean = (lambda eta, y: y * eta - jnp.exp(eta)), jnp.exp
+    else:
+        total, mean = (lambda eta, y: y * eta - jax.nn.softplus(eta)), jax.nn.sigmoid
+    return (lambda p, row: total(row[0] @ p, row[1])), (lambda eta, y: precision * (y - mean(eta)))
+
+
+def scan(one: Callable[[Any, Any], Any], phi: Any, draws: Any, thin: int, batch: int) -> Any:
+    """Stored iterates of a chain of `one(phi, draw)`; unrolled for small batches, where that is faster."""
+    import jax
+
+    def stored(phi: Any, draw: Any) -> Any:
+        phi = one(phi, draw)
+        return phi, phi
+
+    if thin == 1:
+        return jax.lax.scan(stored, phi, draws, unroll=8 if batch < 100 else 1)[1]
+    groups = jax.tree.map(lambda a: a.reshape(-1, thin, *a.shape[1:]), draws)
+
+    def group(phi: Any, draws: Any) -> Any:
+        phi, _ = jax.lax.scan(lambda p, draw: (one(p, draw), None), phi, draws)
+        return phi, phi
+
+    return jax.lax.scan(group, phi, groups)[1]
+
+
+def jax_scan_run(cell: Cell) -> Run:
+    """A scan written by hand: gradient by hand, whitened rows, batches drawn in bulk."""
+    import jax
+    import jax.numpy as jnp
+
+    _, slope = jax_functions(cell.prepared)
+    white, y, size = jnp.asarray(cell.white), jnp.asarray(cell.y), cell.batch
+
+    def chain(x: Any, y: Any, phi: Any, key: Any, steps: int) -> Any:
+        def one(phi: Any, batch: Any) -> Any:
+            rows = x[batch]
+            return phi + slope(rows @ phi, y[batch]) @ rows / size
+
+        return scan(one, phi, jax.random.randint(key, (steps, size), 0, len(y), dtype=jnp.int32), cell.thin, size)
+
+    compiled = jax.jit(chain, static_argnums=4)
+    return lambda steps, seed: cell.parameters(np.asarray(compiled(white, y, cell.start, jax.random.key(seed), steps)))

@@ -1,0 +1,218 @@
+"""Effective draws: per second against NUTS, per data pass against theory, and the whole job against a bootstrap."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import equipoise as eq
+from equipoise.bench.contenders import jax_functions
+from equipoise.bench.measure import Settings, guarded, interleave, say
+from equipoise.bench.peers import require
+from equipoise.bench.workloads import WORKLOADS, Prepared, Workload, make_data, prepare, smaller
+
+__all__ = ["against_bootstrap", "against_nuts", "effective_draws", "per_data_pass"]
+
+Array = NDArray[np.float64]
+
+# Warm-up and draws of NUTS.
+_NUTS, _NUTS_SMOKE = (500, 1000), (20, 20)
+# (family, batch size, momentum) on N = 5000, D = 20
+_CASES = (
+    ("gaussian", 16, 0.0),
+    ("gaussian", 500, 0.0),
+    ("poisson", 50, 0.9),
+    ("poisson", 500, 0.0),
+    ("bernoulli", 100, 0.5),
+    ("bernoulli", 500, 0.9),
+)
+
+
+def effective_draws(draws: Array) -> Array:
+    """ArviZ's bulk effective sample size of every parameter; `draws` is (chains, draws, D)."""
+    arviz = require("arviz")
+    return np.array([float(arviz.ess(draws[:, :, j], method="bulk")) for j in range(draws.shape[2])])
+
+
+def against_nuts(settings: Settings) -> dict[str, Any]:
+    """Minimum effective draws per second: NUTS on the posterior, and our chain tuned to the posterior's covariance."""
+    return {w.name: guarded(lambda w=w: _one_against_nuts(w, settings)) for w in _small(settings)}  # type: ignore[misc]
+
+
+def _small(settings: Settings) -> list[Workload]:
+    return [smaller(w) if settings.smoke else w for w in WORKLOADS[:2]]
+
+
+def _one_against_nuts(workload: Workload, settings: Settings) -> dict[str, Any]:
+    prepared = prepare(workload)
+    measures = {
+        "equipoise, whole job": lambda: _our_job(prepared, settings),
+        "NumPyro NUTS, whole job": lambda: _nuts_job(prepared, settings),
+        "equipoise, sampling only": lambda: _our_rate(prepared, settings),
+        "NumPyro NUTS, sampling only": lambda: _nuts_rate(prepared, settings),
+    }
+    found: dict[str, dict[str, Any]] = {}
+    for name, measure in measures.items():
+        found[name] = guarded(measure)
+        say(f"ess/s {workload.name} {name}: {found[name].get('ess_per_second', found[name])}")
+    return found
+
+
+def _our_job(prepared: Prepared, settings: Settings) -> dict[str, Any]:
+    """`eq.calibrate` from the data on: fit, moments, tuning and one chain on one thread."""
+    data, batch = (prepared.x, prepared.y), prepared.workload.batches[-1]
+
+    def job(seed: int) -> NDArray[np.float64]:
+        made = eq.calibrate(
+            prepared.model, data, "posterior", ess=100 if settings.smoke else 4000, chains=1, seed=seed,
+            batch_size=batch, progress=False, threads=1,
+        )  # fmt: skip
+        return made.draws
+
+    job(0)  # compiles, or loads what was compiled before
+    return _ess_rates(job, min(5, settings.repeats))
+
+
+def _nuts_job(prepared: Prepared, settings: Settings) -> dict[str, Any]:
+    """`MCMC.run` as its documentation has it, started at the minimiser: it compiles, warms up and draws in every call."""
+    infer = require("numpyro.infer")
+    import jax
+    import jax.numpy as jnp
+
+    likelihood, _ = jax_functions(prepared)
+    x, y, start = (jnp.asarray(a) for a in (prepared.x, prepared.y, prepared.moments.params))
+    kernel = infer.NUTS(potential_fn=lambda theta: -jnp.sum(jax.vmap(likelihood, (None, 0))(theta, (x, y))))
+    warm, draws = _NUTS_SMOKE if settings.smoke else _NUTS
+    nuts = infer.MCMC(kernel, num_warmup=warm, num_samples=draws, progress_bar=False)
+
+    def job(seed: int) -> NDArray[np.float64]:
+        nuts.run(jax.random.PRNGKey(seed), init_params=start)
+        return np.asarray(nuts.get_samples(group_by_chain=True), dtype=np.float64)
+
+    return _ess_rates(job, 1 if settings.smoke else 3)
+
+
+def _our_rate(prepared: Prepared, settings: Settings) -> dict[str, Any]:
+    """`eq.sample` from start to end, one chain on one thread, tuned to the posterior."""
+    tuning = prepared.tune(prepared.workload.batches[-1], "posterior")
+    thin = max(1, int(tuning.predicted.iact() // 10))
+    draws = int((100 if settings.smoke else 4000) * tuning.predicted.iact() / thin)
+    data = prepared.x, prepared.y
+
+    def job(seed: int) -> NDArray[np.float64]:
+        return eq.sample(
+            prepared.model, data, tuning, draws=draws, chains=1, seed=seed, thin=thin, progress=False, threads=1
+        ).draws
+
+    job(0)  # compiles
+    return _ess_rates(job, min(5, settings.repeats))
+
+
+def _nuts_rate(prepared: Prepared, settings: Settings) -> dict[str, Any]:
+    """NUTS started at the minimiser, timed after its warm-up and after it is compiled.
+
+    Through NumPyro's functional interface, in one compiled scan: it is faster so than users of `MCMC.run` see it.
+    """
+    hmc = require("numpyro.infer.hmc").hmc
+    import jax
+    import jax.numpy as jnp
+
+    likelihood, _ = jax_functions(prepared)
+    warm, draws = _NUTS_SMOKE if settings.smoke else _NUTS
+
+    def potential(x: Any, y: Any) -> Any:
+        return lambda theta: -jnp.sum(jax.vmap(likelihood, (None, 0))(theta, (x, y)))
+
+    init, kernel = hmc(potential_fn_gen=potential, algo="NUTS")
+    rows = jnp.asarray(prepared.x), jnp.asarray(prepared.y)
+    start = jnp.asarray(prepared.moments.params)
+    state = init(start, num_warmup=warm, model_args=rows, rng_key=jax.random.PRNGKey(0))
+
+    def chain(state: Any, rows: Any, length: int) -> Any:
+        def one(state: Any, _: Any) -> Any:
+            state = kernel(state, model_args=rows)
+            return state, state.z
+
+        return jax.lax.scan(one, state, None, length=length)
+
+    compiled = jax.jit(chain, static_argnums=2)
+    held = [compiled(state, rows, warm)[0]]
+    held = [compiled(held[0], rows, draws)[0]]
+
+    def job(_: int) -> NDArray[np.float64]:
+        held[0], sampled = compiled(held[0], rows, draws)
+        return np.asarray(sampled, dtype=np.float64)[None]
+
+    return _ess_rates(job, 1 if settings.smoke else 3)
+
+
+def _ess_rates(job: Callable[[int], Array], repeats: int) -> dict[str, Any]:
+    """Time a job, not the count of its effective draws; the best repeat counts."""
+    seconds, ess = [], []
+    for seed in range(1, 1 + repeats):
+        began = time.perf_counter()
+        draws = job(seed)
+        seconds.append(time.perf_counter() - began)
+        ess.append(float(effective_draws(draws).min()))
+    rates = [e / s for e, s in zip(ess, seconds, strict=True)]
+    return {"seconds": seconds, "min_ess": ess, "ess_per_second": max(rates)}
+
+
+def against_bootstrap(settings: Settings) -> dict[str, Any]:
+    """Intervals for W2: `eq.calibrate` to 1000 effective draws, against refits of statsmodels' GLM."""
+    workload = _small(settings)[1]
+    replicates, ess = (3, 100) if settings.smoke else (200, 1000)
+    x, y = make_data(workload.family, workload.rows, workload.dim, seed=7)
+    glm = require("statsmodels.api").GLM
+    poisson = require("statsmodels.api").families.Poisson
+    center = glm(y, x, family=poisson()).fit().params
+
+    def bootstrap() -> None:
+        rng = np.random.default_rng(0)
+        for _ in range(replicates):
+            rows = rng.integers(0, len(y), len(y))
+            glm(y[rows], x[rows], family=poisson()).fit(start_params=center)
+
+    def calibrate() -> None:
+        eq.calibrate(eq.glm("poisson"), (x, y), ess=ess, progress=False, threads=1)
+
+    calibrate()  # compiles
+    seconds = interleave({"equipoise": calibrate, "bootstrap": bootstrap}, 1 if settings.smoke else 3)
+    ratio = min(seconds["bootstrap"]) / min(seconds["equipoise"])
+    say(f"intervals: bootstrap takes {ratio:.1f} times as long")
+    return {"replicates": replicates, "ess": ess, "seconds": seconds, "ratio": ratio}
+
+
+def per_data_pass(settings: Settings) -> dict[str, Any]:
+    """Effective draws per pass over the data, averaged over parameters; theory §6 says 1 for the sandwich."""
+    results = {}
+    for family, batch, momentum in _CASES[:2] if settings.smoke else _CASES:
+        name = f"{family} B={batch} momentum {momentum:g}"
+        results[name] = guarded(lambda f=family, b=batch, k=momentum: _passes(f, b, k, settings))  # type: ignore[misc]
+        say(f"effective draws per data pass, {name}: {results[name]}")
+    return {"cases": results}
+
+
+def _passes(family: str, batch: int, momentum: float, settings: Settings) -> dict[str, Any]:
+    rows, dim, passes = (500, 4, 300) if settings.smoke else (5000, 20, 6000)
+    prepared = prepare(Workload("passes", family, rows, dim, (batch,)))
+    tuning = prepared.tune(batch, momentum=momentum)
+    thin = max(1, int(tuning.predicted.iact() // 10))
+    draws = passes * rows // (batch * thin)
+    chains = eq.sample(
+        prepared.model, (prepared.x, prepared.y), tuning, draws=draws, chains=1, thin=thin, progress=False, threads=1
+    )
+    ess = effective_draws(chains.draws)
+    covered = draws * thin * batch / rows
+    return {
+        "observed": float(ess.mean() / covered),
+        # of the mean over parameters, taken as independent; of each, with a window of about five autocorrelation times
+        "standard_error": float(np.sqrt(2.0 * 2.0 * 5.0 / passes / dim)),
+        "predicted": rows / batch / tuning.predicted.iact(),
+        "theory": 1.0,
+        "passes": covered,
+    }

@@ -1,0 +1,40 @@
+"""A process that measures its own peak memory: `python -m equipoise.bench.memory FAMILY ROWS COLUMNS`."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+
+import equipoise as eq
+from equipoise.bench.workloads import make_data
+
+__all__ = ["main"]
+
+
+def _peak() -> float:
+    """Peak resident memory in bytes; Linux counts kilobytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1.0 if sys.platform == "darwin" else 1024.0)
+
+
+def main(family: str, rows: int, dim: int) -> None:
+    """Fit, take moments, tune and sample; print the peaks after each as JSON."""
+    imports = _peak()
+    data = make_data(family, rows, dim)
+    size = data[0].nbytes + data[1].nbytes
+    peaks = {"imports": imports, "data": _peak()}
+    model = eq.glm(family)
+    fitted = eq.fit(model, data)
+    peaks["fit"] = _peak()
+    moments = eq.moments(model, data, fitted.params)
+    peaks["moments"] = _peak()
+    tuning = eq.tune(moments, "sandwich", eq.Dynamics(min(1000, rows // 10)))
+    peaks["tune"] = _peak()
+    eq.sample(model, data, tuning, draws=100, chains=2, thin=10, burn_in=0, progress=False)
+    peaks["sample"] = _peak()
+    ratios = {stage: peak / size for stage, peak in peaks.items()}
+    print(json.dumps({"data_bytes": size, "peak_bytes": peaks, "ratios": ratios, "ratio": ratios["sample"]}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,191 @@
+"""From the figures of a run to Markdown, and into the pages that show it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from equipoise.bench.verdicts import Verdict, verdicts
+
+__all__ = ["render", "write_block"]
+
+_BLOCK = re.compile(r"<!-- bench:begin -->.*?<!-- bench:end -->", re.S)
+
+
+def render(data: dict[str, Any], full: bool = True) -> str:
+    """The tables of a run: speed and claims, and with `full` everything else."""
+    sections = data["sections"]
+    # the times of a smoke run mean nothing, so nothing is held against them
+    parts = [_machine(data), _speed(sections), "" if data["settings"]["smoke"] else _claims(verdicts(data))]
+    if full:
+        parts += [_effective(sections), _roofline(sections), _growth(sections), _offline(sections), _checks(sections)]
+        parts.append(_missing(data))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def write_block(page: Path, text: str) -> bool:
+    """Put text between the marks of a page; False if the page or its marks are not there."""
+    if not page.is_file():
+        return False
+    before = page.read_text(encoding="utf-8")
+    block = f"<!-- bench:begin -->\n{text}<!-- bench:end -->"
+    after, count = _BLOCK.subn(lambda _: block, before)
+    if count:
+        page.write_text(after, encoding="utf-8")
+    return count > 0
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table, numbers to the right."""
+    lines = ["| " + " | ".join(head) + " |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row) + " |" for row in rows])
+
+
+def number(value: float, digits: int = 3) -> str:
+    """Three significant digits, with separators from a thousand."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}g}"
+
+
+def _machine(data: dict[str, Any]) -> str:
+    machine = data["machine"]
+    caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
+    settings = data["settings"]
+    what = "A smoke run: its times mean nothing. " if settings["smoke"] else ""
+    return (
+        f"{what}{machine['processor']}, {machine['cores']} cores, {caches}; one pinned thread unless stated, fastest of "
+        f"{settings['repeats']} interleaved repeats in one process; load {machine['load_at_start']} at the start."
+    )
+
+
+def _cells(sections: dict[str, Any], dtype: str) -> dict[str, dict[str, Any]]:
+    return {
+        label: cell
+        for name in ("W1", "W2", "W3")
+        for label, cell in sections.get(name, {}).get("cells", {}).items()
+        if ("float32" in label) == (dtype == "float32")
+    }
+
+
+def _speed(sections: dict[str, Any]) -> str:
+    parts = []
+    for dtype in ("float64", "float32"):
+        cells = _cells(sections, dtype)
+        names = list(dict.fromkeys(name for cell in cells.values() for name in cell))
+        if not names:
+            continue
+        head = [f"thousand steps per second, {dtype}", *(label.removesuffix(" float32") for label in cells)]
+        rows = [[_bold(name), *(_rate(cell.get(name)) for cell in cells.values())] for name in names]
+        parts.append(table(head, rows))
+    return "\n\n".join(parts)
+
+
+def _bold(name: str) -> str:
+    return f"**{name}**" if name.startswith("equipoise") else name
+
+
+def _rate(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return "–"
+    if "rate" in result:
+        return f"{number(result['rate'] / 1e3)} ±{100 * result['spread']:.0f} %"
+    return "not installed" if "not_installed" in result else "failed" if "offers no" not in result["error"] else "–"
+
+
+def _claims(found: list[Verdict]) -> str:
+    rows = []
+    for v in found:
+        measured = v.note if v.measured is None else f"{number(v.measured)}{v.unit}"
+        mark = {True: "yes", False: "**no**", None: "not measured"}[v.passed]
+        rows.append([v.what, v.against, measured, v.wanted, mark])
+    return table(["claim", "against", "measured", "wanted", "holds"], rows) if rows else ""
+
+
+def _effective(sections: dict[str, Any]) -> str:
+    rows = []
+    for workload, pair in sections.get("ess", {}).items():
+        for name, result in pair.items() if isinstance(pair, dict) else ():
+            if isinstance(result, dict) and "ess_per_second" in result:
+                rows.append([f"{workload} {name}", number(result["ess_per_second"]), number(min(result["seconds"]))])
+    parts = ["### Effective draws", table(["minimum bulk ess", "per second", "seconds"], rows)] if rows else []
+    cases = sections.get("passes", {}).get("cases", {})
+    rows = [
+        [name, f"{c['observed']:.3f} ± {c['standard_error']:.3f}", f"{c['predicted']:.3f}", f"{c['theory']:.1f}"]
+        for name, c in cases.items()
+        if "observed" in c
+    ]
+    if rows:
+        parts.append(table(["effective draws per data pass", "observed", "predicted, worst direction", "theory"], rows))
+    job = sections.get("intervals", {})
+    if "ratio" in job:
+        ours, theirs = (min(job["seconds"][k]) for k in ("equipoise", "bootstrap"))
+        parts.append(
+            f"Intervals for W2: `eq.calibrate` {number(ours)} s, {job['replicates']} refits {number(theirs)} s."
+        )
+    return "\n\n".join(parts)
+
+
+def _roofline(sections: dict[str, Any]) -> str:
+    found = sections.get("roofline", {})
+    if "share" not in found:
+        return ""
+    shares = ", ".join(f"{100 * share:.0f} % at {name}" for name, share in found["share"].items())
+    return (
+        f"### Roofline\n\nReading rows in order {found['sequential_gb_per_second']:.1f} GB/s, at random "
+        f"{found['random_gb_per_second']:.1f} GB/s with prefetching ({found['random_plain_gb_per_second']:.1f} without). "
+        f"The engine reaches {shares} of the random-row bound."
+    )
+
+
+def _growth(sections: dict[str, Any]) -> str:
+    rows = []
+    for axis, series in sections.get("growth", {}).items():
+        if isinstance(series, dict) and "exponent" in series:
+            sizes = f"{series[axis][0]:,.0f} … {series[axis][-1]:,.0f}"
+            times = f"{1e6 * series['seconds_per_step'][0]:.3g} … {1e6 * series['seconds_per_step'][-1]:.3g}"
+            rows.append([axis, sizes, times, f"{series['exponent']:.2f}"])
+    found = sections.get("step_matrix", {})
+    if "exponent" in found:
+        sizes = f"{found['D'][0]} … {found['D'][-1]}"
+        times = f"{1e6 * found['seconds'][0]:.3g} … {1e6 * found['seconds'][-1]:.3g}"
+        rows.append(
+            ["D, step matrix", sizes, times, f"{found['exponent']:.2f} (from 200: {found['exponent_large']:.2f})"]
+        )
+    head = ["growth with", "from … to", "µs", "exponent"]
+    return "### Growth\n\n" + table(head, rows) if rows else ""
+
+
+def _offline(sections: dict[str, Any]) -> str:
+    parts = []
+    found = sections.get("offline", {})
+    if "passes" in found:
+        each = ", ".join(f"{stage} {passes:.1f}" for stage, passes in found["passes"].items())
+        parts.append(f"Passes over the data before the first step of W3: {each} ({found['iterations']} Newton steps).")
+    memory = sections.get("memory", {})
+    if "ratios" in memory:
+        each = ", ".join(f"{stage} {ratio:.2f}" for stage, ratio in memory["ratios"].items())
+        parts.append(f"Peak memory as a multiple of the data, up to and with each stage: {each}.")
+    return "### Before the chain\n\n" + "\n\n".join(parts) if parts else ""
+
+
+def _checks(sections: dict[str, Any]) -> str:
+    checks = sections.get("checks", {}).get("checks", {})
+    failed = [name for name, c in checks.items() if not c.get("passed", "not_installed" in c)]
+    if not checks:
+        return ""
+    measured = [c["variance_ratio"] for c in checks.values() if "variance_ratio" in c]
+    if not measured:
+        return "### The same chain\n\nNo contender could be checked."
+    text = (
+        f"### The same chain\n\nOn small problems the variance of each contender's draws is {min(measured):.2f} to "
+        f"{max(measured):.2f} times the target's ({len(measured)} chains)."
+    )
+    return text + (f" Outside their tolerance: {', '.join(failed)}." if failed else "")
+
+
+def _missing(data: dict[str, Any]) -> str:
+    versions = data["machine"]["versions"]
+    there = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    gone = ", ".join(name for name, version in versions.items() if not version)
+    text = f"### Versions\n\nPython {data['machine']['python']}, {there}."
+    return text + (f" Not installed, hence not measured: {gone}." if gone else "")

@@ -1,0 +1,87 @@
+"""One run: every section in turn, written as it grows. Started by `equipoise.bench.run` in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from equipoise.bench.bandwidth import roofline
+from equipoise.bench.effective import against_bootstrap, against_nuts, per_data_pass
+from equipoise.bench.machine import describe
+from equipoise.bench.measure import Settings, guarded, pinned, say
+from equipoise.bench.offline import offline_passes, peak_memory, start_up, step_matrix
+from equipoise.bench.plot import plot
+from equipoise.bench.report import render
+from equipoise.bench.scaling import growth, threads
+from equipoise.bench.throughput import check_contenders, measure_workload
+from equipoise.bench.workloads import WORKLOADS, Prepared, prepare, smaller
+
+__all__ = ["SECTIONS", "execute", "main"]
+
+
+@lru_cache(maxsize=3)
+def _prepared(index: int, smoke: bool) -> Prepared:
+    workload = smaller(WORKLOADS[index]) if smoke else WORKLOADS[index]
+    say(f"{workload.name}: data, fit and moments ({workload.rows:,} × {workload.dim})")
+    return prepare(workload)
+
+
+# In the order of the report; sections on the largest data stand together.
+SECTIONS: dict[str, Callable[[Settings], dict[str, Any]]] = {
+    "checks": check_contenders,
+    "W1": lambda s: measure_workload(_prepared(0, s.smoke), s),
+    "W2": lambda s: measure_workload(_prepared(1, s.smoke), s),
+    "W3": lambda s: measure_workload(_prepared(2, s.smoke), s),
+    "roofline": lambda s: roofline(_prepared(2, s.smoke), s),
+    "threads": lambda s: threads([_prepared(k, s.smoke) for k in range(3)], s),
+    "offline": lambda s: offline_passes(_prepared(2, s.smoke), s),
+    "memory": lambda s: peak_memory(_prepared(2, s.smoke), s),
+    "ess": against_nuts,
+    "intervals": against_bootstrap,
+    "passes": per_data_pass,
+    "growth": growth,
+    "step_matrix": step_matrix,
+    "start_up": start_up,
+}
+
+
+def execute(smoke: bool, out: Path, only: list[str] | None) -> dict[str, Any]:
+    """Measure the sections asked for; the JSON is complete after each, so that an interrupted run leaves its results."""
+    settings = Settings.of(smoke)
+    data: dict[str, Any] = {
+        "settings": {"smoke": smoke, "repeats": settings.repeats, "seconds_per_repeat": settings.seconds},
+        "machine": describe(),
+        "sections": {},
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with nullcontext() if smoke else pinned():
+        for name in only or SECTIONS:
+            say(f"section {name}")
+            data["sections"][name] = result = guarded(lambda n=name: SECTIONS[n](settings))  # type: ignore[misc]
+            if "error" in result:
+                say(f"section {name} failed: {result['error']}")
+            out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    return data
+
+
+def main() -> None:
+    """Parse what `equipoise.bench.run` passes, measure, and write the JSON, the table and the plot."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", nargs="*", choices=list(SECTIONS))
+    options = parser.parse_args()
+    data = execute(options.smoke, options.out, options.only)
+    text = render(data)
+    options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    plot(data, options.out.with_suffix(".svg"))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""What the figures are held against: one line per claim, with what was measured and whether it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Verdict", "verdicts"]
+
+_LOOP = "NumPy loop"
+_SCAN = "BlackJAX in a scan"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim.
+
+    Attributes
+    ----------
+    what, against
+        What is measured, and what it is compared with.
+    measured
+        A number, or None when there is none.
+    low, high
+        The claim: at least `low`, at most `high`.
+    unit
+        Written after the numbers.
+    note
+        Why there is no number.
+    """
+
+    what: str
+    against: str
+    measured: float | None
+    low: float | None = None
+    high: float | None = None
+    unit: str = "×"
+    note: str = ""
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the claim holds; None when nothing was measured."""
+        if self.measured is None:
+            return None
+        return (self.low is None or self.measured >= self.low) and (self.high is None or self.measured <= self.high)
+
+    @property
+    def wanted(self) -> str:
+        """The claim in words."""
+        if self.low is not None and self.high is not None:
+            return f"{self.low:g}–{self.high:g}{self.unit}"
+        return f"≥ {self.low:g}{self.unit}" if self.low is not None else f"≤ {self.high:g}{self.unit}"
+
+
+def verdicts(data: dict[str, Any]) -> list[Verdict]:
+    """All claims that a run's sections can speak to."""
+    sections = data["sections"]
+    rules = {
+        "W1": _throughput,
+        "W2": _throughput,
+        "W3": _throughput,
+        "ess": _effective,
+        "roofline": _roofline,
+        "threads": _threads,
+        "passes": _passes,
+        "intervals": _intervals,
+        "memory": _memory,
+        "offline": _offline,
+        "step_matrix": _step_matrix,
+        "start_up": _start_up,
+    }
+    found: list[Verdict] = []
+    for name, rule in rules.items():
+        section = sections.get(name)
+        if section is None:
+            continue
+        note = _absent(section)
+        found += [Verdict(name, "", None, low=0.0, note=note)] if note else list(rule(section))
+    return found
+
+
+def _absent(result: dict[str, Any]) -> str:
+    if "not_installed" in result:
+        return f"{result['not_installed']} is not installed"
+    return result.get("error", "")
+
+
+def _throughput(section: dict[str, Any]) -> Iterator[Verdict]:
+    for label, cell in section["cells"].items():
+        workload, batch = label.split()[:2]
+        large, small = workload == "W3", batch == "B=16"
+        wanted = {_SCAN: 2.5 if large else 8.0 if small else 4.0, _LOOP: 4.0 if large else 8.0}
+        for peer, low in wanted.items():
+            if peer in cell:
+                yield _ratio(label, "equipoise", peer, cell, low)
+        if "equipoise JAX engine" in cell:
+            yield _ratio(label, "equipoise JAX engine", "JAX scan, by hand", cell, 1.0)
+
+
+def _ratio(label: str, ours: str, peer: str, cell: dict[str, Any], low: float) -> Verdict:
+    what = label if ours == "equipoise" else f"{label}, {ours.removeprefix('equipoise ')}"
+    for result in (cell[ours], cell[peer]):
+        if "rate" not in result:
+            return Verdict(what, peer, None, low=low, note=_absent(result))
+    return Verdict(what, peer, cell[ours]["rate"] / cell[peer]["rate"], low=low)
+
+
+def _effective(section: dict[str, Any]) -> Iterator[Verdict]:
+    for workload, found in section.items():
+        if not isinstance(found, dict):
+            continue
+        for scope in ("whole job", "sampling only"):
+            pair = [found.get(f"{name}, {scope}", found) for name in ("equipoise", "NumPyro NUTS")]
+            rates = [result.get("ess_per_second") for result in pair]
+            note = next((_absent(result) for result in pair if _absent(result)), "")
+            measured = rates[0] / rates[1] if all(rates) else None
+            what = f"{workload}, effective draws per second, {scope}"
+            yield Verdict(what, "NumPyro NUTS", measured, low=20.0, note=note)
+
+
+def _roofline(section: dict[str, Any]) -> Iterator[Verdict]:
+    for name, share in section["share"].items():
+        yield Verdict(f"W3 {name}, rows per second", "random-row bandwidth", 100.0 * share, low=55.0, unit=" %")
+
+
+def _threads(section: dict[str, Any]) -> Iterator[Verdict]:
+    for name, case in section["cases"].items():
+        yield Verdict(f"{name}, 2 chains on 2 threads", "1 chain", case.get("ratio"), low=1.8, note=_absent(case))
+
+
+def _passes(section: dict[str, Any]) -> Iterator[Verdict]:
+    for name, case in section["cases"].items():
+        what = f"effective draws per data pass, {name}"
+        yield Verdict(what, "theory", case.get("observed"), low=0.9, high=1.1, unit="", note=_absent(case))
+
+
+def _intervals(section: dict[str, Any]) -> Iterator[Verdict]:
+    what = f"W2, intervals from {section['ess']} effective draws"
+    yield Verdict(what, f"bootstrap of {section['replicates']} refits", section["ratio"], low=1.0)
+
+
+def _memory(section: dict[str, Any]) -> Iterator[Verdict]:
+    yield Verdict("peak memory at N = 10⁶, D = 100", "the data", section["ratio"], high=3.0)
+
+
+def _offline(section: dict[str, Any]) -> Iterator[Verdict]:
+    yield Verdict("W3 fit, moments and tuning", "one pass over the data", section["total_passes"], high=30.0)
+
+
+def _step_matrix(section: dict[str, Any]) -> Iterator[Verdict]:
+    milliseconds = 1e3 * section["seconds_at_5000_rows_50_columns"]
+    yield Verdict("step matrix, D = 50, N = 5000", "", milliseconds, high=2.0, unit=" ms")
+    yield Verdict("step matrix, D = 20", "Powell's method", section["powell"]["ratio"], low=30.0)
+    yield Verdict("step matrix, exponent in D from 200", "D³", section["exponent_large"], high=3.3, unit="")
+
+
+def _start_up(section: dict[str, Any]) -> Iterator[Verdict]:
+    yield Verdict("equipoise fit on a small table, cold", "", section["cold"], high=5.0, unit=" s")
+    yield Verdict("equipoise fit on a small table, warm", "", section["warm"], high=2.0, unit=" s")

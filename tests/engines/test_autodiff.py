@@ -1,0 +1,330 @@
+"""The general engine: the linear engine's paths, bits that depend on the seed alone, divergence, guard, checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.engines import autodiff
+
+N, DIM = 200, 3
+FAMILIES = ["gaussian", "bernoulli", "poisson", "gamma", "negative-binomial"]
+SCALE, SHAPE, DISPERSION = 1.3, 1.7, 0.6  # those of conftest.CONSTANTS
+
+
+def loss_of(family, traces=None):
+    """Minus the log likelihood, written out; counts how often Python runs it."""
+
+    def loss(p, o):
+        if traces is not None:
+            traces.append(family)
+        eta, y = o["x"] @ p["w"] + p["b"], o["y"]
+        mu = jnp.exp(eta)
+        return {
+            "gaussian": lambda: 0.5 * ((y - eta) / SCALE) ** 2,
+            "bernoulli": lambda: jnp.logaddexp(0.0, eta) - y * eta,
+            "poisson": lambda: mu - y * eta,
+            "gamma": lambda: SHAPE * (y / mu + eta),
+            "negative-binomial": lambda: (y + 1.0 / DISPERSION) * jnp.log1p(DISPERSION * mu) - y * eta,
+        }[family]()
+
+    return loss
+
+
+@pytest.fixture(scope="module")
+def case(make_data, make_model):
+    """`case(family, **prior)`: the built-in model, the same in JAX (flat order b, w), data for both, moments."""
+    cache = {}
+
+    def make(family, **prior):
+        key = family, repr(prior)
+        if key not in cache:
+            x, y = make_data(family, n=N, dim=DIM)
+            glm = make_model(family, **prior)
+            model = eq.Model(loss_of(family), {"b": 0.0, "w": np.zeros(DIM - 1)}, **prior)
+            data = {"x": x[:, 1:], "y": y}
+            cache[key] = glm, model, (x, y), data, eq.moments(glm, (x, y), eq.fit(glm, (x, y)).params)
+        return cache[key]
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def logistic(case):
+    """A JAX model, its data and a tuning."""
+    _, model, _, data, m = case("bernoulli")
+    return model, data, eq.tune(m, "sandwich", eq.Dynamics(20))
+
+
+def run(model, data, tuning, **options):
+    defaults = {"draws": 60, "chains": 3, "seed": 3, "thin": 1, "burn_in": 0, "guard": None, "progress": False}
+    return eq.sample(model, data, tuning, **{**defaults, **options})
+
+
+# the same path as the linear engine
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_path_of_every_family(family, case) -> None:
+    glm, model, rows, data, m = case(family)
+    tuning = eq.tune(m, "sandwich", eq.Dynamics(20))
+    mine, theirs = (run(*pair, tuning, draws=400) for pair in ((model, data), (glm, rows)))
+    # parameters of size one; a stable chain forgets its rounding errors
+    np.testing.assert_allclose(mine.draws, theirs.draws, rtol=0, atol=1e-12)
+    assert [s.step for s in mine.state] == [s.step for s in theirs.state]
+    for one, other in zip(mine.state, theirs.state, strict=True):
+        np.testing.assert_array_equal(one.rng, other.rng)
+    assert np.ptp(mine.draws) > 0.1
+
+
+@pytest.mark.parametrize(
+    "dynamics",
+    [eq.Dynamics(20, momentum=0.7), eq.Dynamics(50, replacement=False), eq.Dynamics(1), eq.Dynamics(N, momentum=0.2)],
+    ids=["momentum", "without replacement", "one row", "many rows"],
+)
+def test_path_of_other_dynamics(dynamics, case) -> None:
+    prior = {"prior_precision": np.diag([1.0, 4.0, 9.0]) + 1.0, "prior_mean": 0.4}
+    glm, model, rows, data, m = case("bernoulli", **prior)
+    tuning = eq.tune(m, "sandwich", dynamics)
+    mine, theirs = (run(*pair, tuning, draws=300) for pair in ((model, data), (glm, rows)))
+    np.testing.assert_allclose(mine.draws, theirs.draws, rtol=0, atol=1e-12)
+
+
+def test_thinning_and_burn_in_are_those_of_the_linear_engine(case) -> None:
+    glm, model, rows, data, m = case("bernoulli")
+    tuning = eq.tune(m, "sandwich", eq.Dynamics(20))
+    for options in ({"thin": 7, "burn_in": 5}, {"thin": 1, "burn_in": 30}, {"thin": "auto", "burn_in": "auto"}):
+        mine, theirs = (run(*pair, tuning, **options) for pair in ((model, data), (glm, rows)))
+        np.testing.assert_allclose(mine.draws, theirs.draws, rtol=0, atol=1e-12)
+        assert {k: v for k, v in mine.statistics.items() if k != "seconds"} == {
+            k: v for k, v in theirs.statistics.items() if k != "seconds"
+        }
+
+
+def test_langevin_noise_is_the_root_of_the_step(case) -> None:
+    # a loss without gradient: the path is a sum of normals, which the same generator gives
+    _, _, _, data, m = case("gaussian")
+    tuning = eq.tune(m, "sandwich", eq.Dynamics(20, inverse_temperature=4.0 * N))
+    still = eq.Model(lambda p, o: 0.0 * (o["y"] + jnp.sum(p)), np.zeros(DIM))
+    draws = run(still, data, tuning, draws=20_000, chains=1).draws[0]
+    steps = np.diff(draws, axis=0)
+    expected = 2.0 * tuning.step / (4.0 * N)
+    # independent normals: relative error of a covariance entry about sqrt(2/20000) = 1 %; four of them
+    scale = np.sqrt(np.outer(np.diag(expected), np.diag(expected)))
+    np.testing.assert_allclose(steps.T @ steps / len(steps) / scale, expected / scale, rtol=0, atol=0.04)
+    assert np.abs(np.corrcoef(steps[1:, 0], steps[:-1, 0])[0, 1]) < 4.0 / np.sqrt(20_000)
+
+
+# bits
+
+
+def test_bits_do_not_depend_on_how_a_run_is_split(case, monkeypatch) -> None:
+    _, model, _, data, m = case("bernoulli")
+    for dynamics in (eq.Dynamics(20), eq.Dynamics(20, 0.5, 8.0 * N, replacement=False)):
+        tuning = eq.tune(m, "sandwich", dynamics)
+        options = {"draws": 70, "thin": 3, "burn_in": 11}
+        expected = run(model, data, tuning, **options)
+        for module, name, value in (
+            ("engines.autodiff", "_STEPS", 1),
+            ("engines.autodiff", "_STEPS", 13),
+            ("engines.autodiff", "_AHEAD", 20 * 5),
+            ("sampling", "_ROUND_SECONDS", 1e-9),
+        ):
+            with monkeypatch.context() as patch:
+                patch.setattr(f"equipoise.{module}.{name}", value)
+                found = run(model, data, tuning, **options)
+            np.testing.assert_array_equal(found.draws, expected.draws)
+            for one, other in zip(found.state, expected.state, strict=True):
+                np.testing.assert_array_equal(one.rng, other.rng)
+                np.testing.assert_array_equal(one.velocity, other.velocity)
+
+
+def test_bits_do_not_depend_on_threads_or_the_number_of_chains_and_draws(logistic) -> None:
+    expected = run(*logistic, draws=300, chains=4, threads=1).draws
+    np.testing.assert_array_equal(run(*logistic, draws=300, chains=4, threads=2).draws, expected)
+    np.testing.assert_array_equal(run(*logistic, draws=300, chains=4, threads=None).draws, expected)
+    # vectorised over chains, a compiler would order sums by how many there are
+    for chains, draws in ((1, 300), (3, 40), (2, 17)):
+        np.testing.assert_array_equal(run(*logistic, draws=draws, chains=chains).draws, expected[:chains, :draws])
+    assert not np.intersect1d(run(*logistic, seed=4).draws, expected).size
+
+
+def test_nothing_is_compiled_between_rounds(case, monkeypatch) -> None:
+    _, _, _, data, m = case("bernoulli")
+    traces = []
+    model = eq.Model(loss_of("bernoulli", traces), {"b": 0.0, "w": np.zeros(DIM - 1)})
+    tuning = eq.tune(m, "sandwich", eq.Dynamics(20))
+    run(model, data, tuning, draws=10, chains=2)
+    loop = autodiff._loop(model, False, False)
+    assert loop._cache_size() == 1
+    # binding the data again traces the loss to check it, and compiles nothing
+    before = len(traces)
+    model.bind(data)
+    each = len(traces) - before
+    monkeypatch.setattr("equipoise.sampling._ROUND_SECONDS", 0.002)
+    for draws, chains, thin in ((10, 2, 1), (6000, 2, 1), (777, 3, 5)):
+        before = len(traces)
+        run(model, data, tuning, draws=draws, chains=chains, thin=thin)
+        assert len(traces) - before == each
+    # a checkpoint needs the gradient, once
+    assert loop._cache_size() == 1
+
+
+# divergence
+
+
+def quartic(p, o):
+    """Steps of one half take p to p/2 − p³/2: away from zero, and ever faster, exactly where |p| > √3."""
+    return o["s"] * (0.5 * p**2 + 0.25 * p**4)
+
+
+@pytest.fixture(scope="module")
+def explosive():
+    """A chain without noise, started at N(0, 4): some diverge, the others go to zero."""
+    y = np.random.default_rng(0).normal(size=40)
+    m = eq.moments(eq.Model(lambda p, o: 0.5 * (p - o["s"]) ** 2, 0.0), {"s": y}, np.array(y.mean()))
+    tuning = eq.tune(m, np.array([[4.0]]), eq.Dynamics(4))
+    return eq.Model(quartic, 0.1), {"s": np.ones(40)}, replace(tuning, step=np.array([[0.5]]), center=np.zeros(1))
+
+
+def simulated(starts, steps):
+    """Paths in NumPy, and the step at which each square is no longer finite (0: never)."""
+    path, lost = np.full((len(starts), steps), np.nan), np.zeros(len(starts), dtype=int)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for c, p in enumerate(starts):
+            for t in range(steps):
+                p = p - 0.5 * (p + p**3)
+                if not np.isfinite(p * p):
+                    lost[c] = t + 1
+                    break
+                path[c, t] = p
+    return path, lost
+
+
+def test_divergence_is_found_at_its_step_and_the_others_go_on(explosive, monkeypatch) -> None:
+    model, data, tuning = explosive
+    options = {"draws": 50, "chains": 6, "seed": 1}
+    # a vanishing step shows where the chains start
+    starts = run(model, data, replace(tuning, step=np.array([[1e-14]])), **{**options, "draws": 1}).draws[:, 0, 0]
+    path, lost = simulated(starts, 50)
+    assert 0 < np.count_nonzero(lost) < 6
+    with pytest.raises(eq.ChainDiverged) as caught:
+        run(model, data, tuning, **options)
+    error, first = caught.value, int(np.flatnonzero(lost)[0])
+    assert (error.chain, error.step) == (first, lost[first])
+    assert f"chain {first} diverged at step {lost[first]};" in str(error)
+    assert [s.step for s in error.chains.state] == [k or 50 for k in lost]
+    found = error.chains.draws[:, :, 0]
+    np.testing.assert_array_equal(np.isfinite(found), np.isfinite(path))
+    # the starts are known to 1e-14, which an explosion multiplies: p³ at every step
+    kept = np.abs(path) < 10.0
+    np.testing.assert_allclose(found[kept], path[kept], rtol=1e-9, atol=1e-12)
+    # and no bit of it depends on when the sampler looked
+    for name, value in (("equipoise.sampling._ROUND_SECONDS", 1e-9), ("equipoise.engines.autodiff._STEPS", 2)):
+        with monkeypatch.context() as patch:
+            patch.setattr(name, value)
+            with pytest.raises(eq.ChainDiverged) as again:
+                run(model, data, tuning, **options)
+        np.testing.assert_array_equal(again.value.chains.draws, error.chains.draws)
+        assert again.value.step == error.step
+    # thinned, the draws before the divergence are kept
+    with pytest.raises(eq.ChainDiverged) as thinned:
+        run(model, data, tuning, **{**options, "draws": 25}, thin=2)
+    np.testing.assert_array_equal(thinned.value.chains.draws, error.chains.draws[:, 1::2])
+
+
+def test_a_guard_keeps_them_all(explosive) -> None:
+    model, data, tuning = explosive
+    chains = run(model, data, tuning, draws=50, chains=6, seed=1, guard=0.8)
+    # 0.8 standard deviations of N(0, 4)
+    assert np.abs(chains.draws).max() <= 1.6 * (1.0 + 1e-12)
+    assert chains.statistics["guard_hits"] > 0
+    assert chains.statistics["guard_rate"] == chains.statistics["guard_hits"] / 300
+
+
+def test_guard_is_that_of_the_linear_engine(case) -> None:
+    glm, model, rows, data, m = case("poisson")
+    tuning = eq.tune(m, "sandwich", eq.Dynamics(20))
+    mine, theirs = (run(*pair, tuning, draws=600, guard=1.5) for pair in ((model, data), (glm, rows)))
+    np.testing.assert_allclose(mine.draws, theirs.draws, rtol=0, atol=1e-12)
+    assert [s.hits for s in mine.state] == [s.hits for s in theirs.state]
+    assert mine.statistics["guard_hits"] > 30
+    e = mine.flat() - tuning.center
+    forms = np.einsum("ni,ni->n", e @ np.linalg.inv(tuning.predicted.cov), e)
+    assert forms.max() <= 1.5**2 * (1.0 + 1e-9)
+    # a general loss is unguarded unless asked
+    np.testing.assert_array_equal(
+        run(model, data, tuning, guard="auto").draws, run(model, data, tuning, guard=None).draws
+    )
+
+
+# checkpoints
+
+
+class Interrupted(Exception):
+    """What a kill is to a test."""
+
+
+@pytest.mark.parametrize("dynamics", [eq.Dynamics(20), eq.Dynamics(20, 0.5, 8.0 * N)], ids=["SGD", "all"])
+def test_a_run_resumes_with_identical_draws(dynamics, case, tmp_path, monkeypatch) -> None:
+    _, model, _, data, m = case("bernoulli")
+    tuning = eq.tune(m, "sandwich", dynamics)
+    options = {"draws": 900, "thin": 2, "burn_in": 300, "guard": 2.0}
+    expected = run(model, data, tuning, **options)
+    path = tmp_path / "run.ckpt"
+    save, saves = eq.sampling.Checkpoint.save, []
+
+    def interrupted(self, states, *arguments, **keywords):
+        save(self, states, *arguments, **keywords)
+        saves.append([s.step for s in states])
+        if len(saves) in {1, 3}:
+            raise Interrupted
+
+    monkeypatch.setattr("equipoise.sampling._ROUND_SECONDS", 0.001)
+    monkeypatch.setattr(eq.sampling.Checkpoint, "save", interrupted)
+    for _ in range(2):
+        with pytest.raises(Interrupted):
+            run(model, data, tuning, **options, checkpoint=path, checkpoint_seconds=0.0)
+    assert 0 < saves[0][0] < saves[2][0] < 2100
+    resumed = run(model, data, tuning, **options, checkpoint=path, checkpoint_seconds=0.0)
+    np.testing.assert_array_equal(resumed.draws, expected.draws)
+    assert resumed.statistics["guard_hits"] == expected.statistics["guard_hits"] > 0
+
+
+def test_a_checkpoint_of_another_loss_or_other_data_is_refused(logistic, tmp_path) -> None:
+    model, data, tuning = logistic
+    path = tmp_path / "run.ckpt"
+    first = run(model, data, tuning, checkpoint=path)
+    # the same loss written anew is the same run
+    same = eq.Model(loss_of("bernoulli"), model.init)
+    np.testing.assert_array_equal(run(same, data, tuning, checkpoint=path).draws, first.draws)
+    other = eq.Model(lambda p, o: 1.001 * model.loss(p, o), model.init)
+    held = eq.Model(model.loss, model.init, prior_precision=0.01)
+    moved = {**data, "x": data["x"] + 1e-9}
+    for changed in ((other, data), (held, data), (model, moved)):
+        with pytest.raises(eq.CheckpointMismatch, match="belongs to another run"):
+            run(*changed, tuning, checkpoint=path)
+
+
+# and the rest
+
+
+def test_x64_stays_off(logistic) -> None:
+    chains = run(*logistic)
+    assert chains.draws.dtype == np.float64
+    assert not jax.config.jax_enable_x64
+    assert jnp.zeros(1).dtype == jnp.float32
+
+
+def test_tuning_for_another_model(logistic) -> None:
+    _, data, tuning = logistic
+    model = eq.Model(lambda p, o: 0.5 * (o["y"] - p) ** 2, 0.0)
+    with pytest.raises(eq.InvalidInput, match="tuning: must be made for this model's 1 parameters; got 3 parameters"):
+        run(model, data, tuning)
+    with pytest.raises(eq.InvalidInput, match="batch_size: must be at most the number of rows, 10; got 20"):
+        run(logistic[0], {"x": data["x"][:10], "y": data["y"][:10]}, tuning)

@@ -1,0 +1,45 @@
+"""The table: where rows and what belongs to them lie in memory, and when they are asked for ahead."""
+
+import numpy as np
+import pytest
+
+from equipoise.engines.table import RowTable, padded, side_columns
+
+
+@pytest.mark.parametrize("storage", ["float64", "float32"])
+@pytest.mark.parametrize("dim", [1, 4, 5, 50, 100])
+def test_a_row_and_its_sides_share_whole_cache_lines(dim, storage):
+    rows = np.random.default_rng(dim).normal(size=(7, dim))
+    table = RowTable.filled(rows, storage)
+    size, stride = np.dtype(storage).itemsize, table.cells.strides[0]
+    assert table.cells.shape == (7, padded(dim))
+    assert padded(dim) % 4 == 0
+    assert dim <= padded(dim) < dim + 4
+    assert stride % 64 == table.cells.ctypes.data % 64 == 0
+    assert table.sides.ctypes.data == table.cells.ctypes.data + padded(dim) * size
+    assert table.sides.strides[0] == stride
+    # no line more than rows and sides need
+    assert stride - 64 < padded(dim) * size + 32 <= stride
+    np.testing.assert_array_equal(table.rows, rows.astype(storage))
+    table.sides[:] = np.nan
+    np.testing.assert_array_equal(table.cells[:, dim:], 0.0)
+    np.testing.assert_array_equal(table.rows, rows.astype(storage))
+
+
+def test_rows_of_the_benchmarks_have_room_for_their_sides():
+    assert RowTable.blank(3, 50).cells.strides[0] == 56 * 8
+    assert RowTable.blank(3, 100).cells.strides[0] == 104 * 8
+    assert RowTable.blank(3, 100, "float32").cells.strides[0] == 56 * 8
+
+
+def test_sides_are_base_response_weight_and_shift():
+    columns = [np.arange(k, k + 3.0) for k in range(4)]
+    np.testing.assert_array_equal(side_columns(*columns), np.transpose(columns))
+
+
+def test_narrow_rows_of_large_tables_are_asked_for_ahead():
+    assert RowTable.blank(100_000, 4).ahead == 16
+    assert 8 <= RowTable.blank(100_000, 20).ahead <= 16
+    assert RowTable.blank(5000, 50).ahead == 8
+    assert RowTable.blank(100_000, 100).ahead == 0
+    assert RowTable.blank(1000, 4).ahead == 0

@@ -1,0 +1,77 @@
+"""From a problem to a program: what is whitened, what is copied, what identifies a run."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.engines.linear import advance, initial_state
+from equipoise.engines.whiten import linear_engine
+from equipoise.errors import InvalidInput
+
+
+@pytest.fixture
+def parts(poisson_run):
+    model, data, tuning = poisson_run
+    return model.bind(data), tuning
+
+
+def run(engine, steps=400):
+    out = np.zeros((steps, len(engine.center)))
+    state = initial_state(np.zeros(len(engine.center)), np.random.SeedSequence(3))
+    assert advance(engine.program, state, steps, 1, out) == steps
+    return engine.parameters(out)
+
+
+def test_predictors_are_the_same_in_both_coordinates(parts):
+    problem, tuning = parts
+    engine = linear_engine(problem, tuning, np.inf)
+    phi = np.array([0.3, -0.2, 0.5])
+    np.testing.assert_allclose(engine.root @ engine.root.T, tuning.step, rtol=1e-12)
+    found = engine.program.base + engine.program.rows @ phi
+    np.testing.assert_allclose(found, problem.predictor(engine.parameters(phi)), rtol=1e-12)
+
+
+def test_float32_rows_change_the_chain_by_their_rounding_and_halve_its_memory(parts):
+    problem, tuning = parts
+    full, half = (linear_engine(problem, tuning, np.inf, storage=kind) for kind in ("float64", "float32"))
+    assert full.program.rows.dtype == np.float64
+    assert half.program.rows.dtype == np.float32
+    np.testing.assert_allclose(half.program.rows, full.program.rows, rtol=6e-8)
+    one, other = run(full), run(half)
+    deviation = np.abs(one - other).max() / one.std()
+    assert 0.0 < deviation < 1e-5
+    assert not np.array_equal(full.identity()[2], half.identity()[2])
+
+
+def test_another_storage_is_refused(parts):
+    with pytest.raises(InvalidInput, match="float64 or float32"):
+        linear_engine(*parts, np.inf, storage="float16")
+
+
+def test_the_identity_knows_every_row_and_not_how_rows_are_fetched(parts):
+    problem, tuning = parts
+    engine, again = linear_engine(problem, tuning, np.inf), linear_engine(problem, tuning, np.inf, ahead=8)
+    for one, other in zip(engine.identity(), again.identity(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    again.program.table.rows[-1, -1] *= 1.0 + 1e-15
+    assert not np.array_equal(engine.identity()[2], again.identity()[2])
+
+
+def test_whitening_copies_the_rows_once():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(200_000, 20)), rng.normal(size=200_000)
+    model = eq.glm("gaussian", scale=1.0)
+    few = (x[:2000], y[:2000])
+    tuning = eq.tune(eq.moments(model, few, eq.fit(model, few).params), "sandwich", eq.Dynamics(batch_size=100))
+    problem = model.bind((x, y))
+    tracemalloc.start()
+    engine = linear_engine(problem, tuning, np.inf)
+    engine.identity()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    table = len(x) * engine.program.table.cells.strides[0]
+    # beside the table: predictors and sides, ten numbers per row at the worst moment, and blocks of bounded size
+    assert table < peak < table + 12 * 8 * len(x) + 40e6
+    assert peak < 2.0 * x.nbytes + 40e6

@@ -1,0 +1,174 @@
+"""The benchmark works: every section of a smoke run, the claims, and the pages. Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise import bench
+from equipoise.bench import runner
+from equipoise.bench.bandwidth import _kernels
+from equipoise.bench.contenders import linear_run
+from equipoise.bench.measure import NotInstalled, exponent, guarded, interleave
+from equipoise.bench.peers import CONTENDERS, PACKAGES
+from equipoise.bench.report import render, write_block
+from equipoise.bench.throughput import _check, rate_of
+from equipoise.bench.verdicts import verdicts
+from equipoise.bench.workloads import WORKLOADS, make_cell, prepare, smaller
+
+OPTIONAL = {"blackjax", "numpyro", "torch", "posteriors"}
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory) -> Path:
+    return bench.run(True, tmp_path_factory.mktemp("bench") / "smoke.json")
+
+
+@pytest.fixture(scope="module")
+def data(smoke) -> dict:
+    return json.loads(smoke.read_text())
+
+
+def leaves(value, path=()):
+    """Every dictionary inside, with the keys that lead to it."""
+    if isinstance(value, dict):
+        yield path, value
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+
+
+def test_every_section_works_and_absent_peers_are_named(data) -> None:
+    assert list(data["sections"]) == list(bench.NAMES) == list(runner.SECTIONS)
+    found = list(leaves(data["sections"]))
+    assert not {path: d["error"] for path, d in found if "error" in d}
+    missing = {d["not_installed"] for _, d in found if "not_installed" in d}
+    assert missing <= OPTIONAL
+    absent = {name for name, version in data["machine"]["versions"].items() if version is None}
+    assert missing <= absent
+    assert set(PACKAGES) | {"equipoise"} == set(data["machine"]["versions"])
+
+
+def test_contenders_sample_the_target(data) -> None:
+    checks = data["sections"]["checks"]["checks"]
+    assert len(checks) == len(WORKLOADS) * len(CONTENDERS)
+    measured = {name: c for name, c in checks.items() if "not_installed" not in c}
+    assert {f"W{k} {name}" for k in (1, 2, 3) for name in ("equipoise", "NumPy loop", "JAX scan, by hand")} <= set(
+        measured
+    )
+    assert not {name: c for name, c in measured.items() if not c["passed"]}
+
+
+def test_the_check_sees_a_chain_that_is_too_wide() -> None:
+    workload = smaller(WORKLOADS[0])
+    cell = make_cell(prepare(workload), workload.batches[0])
+    run, center = linear_run(cell), cell.tuning.center
+    assert _check(run, cell, 8000)["passed"]
+    assert not _check(lambda steps, seed: center + np.sqrt(1.3) * (run(steps, seed) - center), cell, 8000)["passed"]
+
+
+def test_nothing_in_the_file_tells_whose_machine_it_was(smoke) -> None:
+    import socket
+
+    text = smoke.read_text()
+    assert str(smoke.parent) not in text
+    assert str(Path(eq.__file__).parent) not in text
+    assert f'"{socket.gethostname()}"' not in text
+
+
+def test_the_table_and_the_plot_are_written(smoke, data) -> None:
+    text = smoke.with_suffix(".md").read_text()
+    assert text == render(data)
+    assert "smoke run" in text
+    assert "| **equipoise** |" in text
+    assert "holds" not in text  # the times of a smoke run are held against nothing
+    for name, version in data["machine"]["versions"].items():
+        assert name in text if version else f" {name}" in text.partition("Not installed")[2]
+    assert smoke.with_suffix(".svg").read_text().startswith("<?xml")
+
+
+def test_pages_are_rewritten_between_their_marks(smoke, tmp_path) -> None:
+    (tmp_path / "docs").mkdir()
+    page = "before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n"
+    for name in ("README.md", "docs/benchmarks.md"):
+        (tmp_path / name).write_text(page)
+    written = bench.write_pages(smoke, tmp_path)
+    assert written == [tmp_path / name for name in ("README.md", "docs/benchmarks.md", "docs/figures/benchmarks.svg")]
+    readme = (tmp_path / "README.md").read_text()
+    assert readme.startswith("before\n<!-- bench:begin -->\n")
+    assert readme.endswith("<!-- bench:end -->\nafter\n")
+    assert "old" not in readme
+    again = bench.write_pages(smoke, tmp_path)
+    assert again == written
+    assert (tmp_path / "README.md").read_text() == readme
+
+
+def test_a_page_without_marks_is_left_alone(tmp_path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("text\n")
+    assert not write_block(page, "new")
+    assert not write_block(tmp_path / "none.md", "new")
+    assert page.read_text() == "text\n"
+
+
+def test_unknown_sections_are_refused(tmp_path) -> None:
+    with pytest.raises(eq.InvalidInput, match="nonsense"):
+        bench.run(True, tmp_path / "x.json", only=["W1", "nonsense"])
+
+
+def test_claims_hold_or_fail_by_their_thresholds() -> None:
+    def cell(ours: float) -> dict:
+        return {"equipoise": {"rate": ours}, "BlackJAX in a scan": {"rate": 1.0}, "NumPy loop": {"not_installed": "x"}}
+
+    sections = {
+        "W1": {"cells": {"W1 B=16": cell(7.9), "W1 B=500": cell(4.1)}},
+        "W3": {"cells": {"W3 B=1000": cell(2.4)}},
+        "passes": {"cases": {"a": {"observed": 0.95}, "b": {"observed": 1.2}, "c": {"error": "broke"}}},
+        "memory": {"ratio": 2.9},
+        "threads": {"error": "no threads"},
+    }
+    found = [(v.what, v.against, v.passed) for v in verdicts({"sections": sections})]
+    assert ("W1 B=16", "BlackJAX in a scan", False) in found
+    assert ("W1 B=500", "BlackJAX in a scan", True) in found
+    assert ("W3 B=1000", "BlackJAX in a scan", False) in found
+    assert ("W1 B=16", "NumPy loop", None) in found
+    assert [p for w, _, p in found if "data pass" in w] == [True, False, None]
+    assert [p for w, _, p in found if "memory" in w] == [True]
+    assert ("threads", "", None) in found
+
+
+def test_measuring_takes_turns_and_keeps_the_smallest() -> None:
+    seen: list[str] = []
+    seconds = interleave({name: lambda n=name: seen.append(n) for name in "ab"}, 3)
+    assert "".join(seen) == "ababab"
+    assert [len(times) for times in seconds.values()] == [3, 3]
+    found = rate_of(10, [2.0, 4.0])
+    assert (found["rate"], found["spread"]) == (5.0, 1.0)
+
+
+def test_failures_are_recorded_without_paths() -> None:
+    def broken() -> dict:
+        raise OSError("cannot read /home/someone/data/table.csv")
+
+    def absent() -> dict:
+        raise NotInstalled("torch")
+
+    assert guarded(broken)["error"] == "OSError: cannot read table.csv"
+    assert guarded(absent)["not_installed"] == "torch"
+
+
+def test_exponents_are_slopes_on_log_scales() -> None:
+    sizes = [10.0, 100.0, 1000.0]
+    assert exponent(sizes, [3.0 * s**2.5 for s in sizes]) == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_the_bandwidth_kernels_read_what_they_should(ahead) -> None:
+    read, gather = _kernels()
+    table = np.arange(80.0).reshape(10, 8)
+    batch = np.array([3, 1, 4, 1, 5])
+    assert read(table.ravel()) == table.sum()
+    assert gather(table, batch, ahead) == table[batch].sum()
