@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 
-.PHONY: setup demo test lint format types docs coverage-study clean
+.PHONY: setup demo test lint format types docs coverage-study bench bench-peers clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,13 @@ docs: setup
 
 coverage-study: setup
 	$(BIN)/python benchmarks/interval_coverage.py
+
+bench-peers: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check blackjax numpyro posteriors
+
+bench: setup
+	$(BIN)/python benchmarks/run.py
 
 format: setup
 	$(BIN)/ruff check --fix .

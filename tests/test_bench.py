@@ -145,7 +145,7 @@ def test_measuring_takes_turns_and_keeps_the_smallest() -> None:
     seconds = interleave({name: lambda n=name: seen.append(n) for name in "ab"}, 3)
     assert "".join(seen) == "ababab"
     assert [len(times) for times in seconds.values()] == [3, 3]
-    found = rate_of(10, [2.0, 4.0])
+    found = rate_of(10, [9.0, 2.0, 4.0])
     assert (found["rate"], found["spread"]) == (5.0, 1.0)
 
 

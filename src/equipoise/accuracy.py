@@ -100,6 +100,7 @@ def wasserstein_bound(
     """
     if t is not None and (int(t) != t or t < 1):
         raise InvalidInput("t", "a whole number, at least 1", t, "leave it out for the stationary bound")
+    _require_linear(model)
     problem = model.at_constant(fit.constant).bind(data)
     if problem.model.divergence is not None:
         raise InvalidInput(
@@ -180,6 +181,7 @@ def coupled_distance(
 
     if steps < 2:
         raise InvalidInput("steps", "at least 2", steps, "1000 or more give a useful estimate")
+    _require_linear(model)
     problem = model.bind(data)
     engine = linear_engine(problem, tuning, guard_radius2(problem, tuning, guard))
     program, p = engine.program, engine.program.loss.constants
@@ -207,6 +209,16 @@ def coupled_distance(
     upper = float(np.sqrt(mean))
     # the bracket holds for the empirical laws themselves; only rounding can turn it round, when both are zero
     return CoupledDistance(min(lower, upper), upper, error / (2.0 * upper) if upper > 0.0 else 0.0, steps)
+
+
+def _require_linear(model: Any) -> None:
+    if not hasattr(model, "family"):
+        raise InvalidInput(
+            "model",
+            "one from eq.glm, whose derivatives have known bounds",
+            "a loss of your own",
+            "compare eq.diagnose(chains, tuning) instead",
+        )
 
 
 def _limit(constants: BoundConstants, step: Array, dynamics: Dynamics, t: int | None) -> float | None:

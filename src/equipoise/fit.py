@@ -233,9 +233,6 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
         if norm <= _POLISHED or norm >= previous or not np.isfinite(at(theta + direction)[0]):
             break
         theta, iterations = theta + direction, iterations + 1
-    else:
-        # Newton's method converges at once near a minimum; slowly, only where there is none
-        norm = np.inf
     _require_minimum(problem, spectrum, axes, norm, iterations)
     if np.any(np.diag(H) < _FADED * np.diag(first[2])):
         _require_rise(problem, theta, axes[spectrum > FLAT], first[0] - value)

@@ -628,9 +628,11 @@ def test_redundant_parameters_are_restricted_with_a_warning() -> None:
 
 
 def test_redundant_parameters_on_tuning_rows() -> None:
-    # the rest of the rows have a slope there, hence some curvature along the direction that is flat on the tuning rows
     model, data = redundant()
-    options = {"tuning_rows": 150, "seed": 1}
+    options = {"tuning_rows": 150, "seed": 9}
+    some, whole = (eq.fit(model, data, **kind).params for kind in (options, {}))
+    # all rows together have a slope there, hence curve upwards along the direction that is flat on the tuning rows
+    assert some["a"] * some["b"] < whole["a"] * whole["b"]
     with pytest.warns(eq.EquipoiseWarning, match="flat along 1 of 2"):
         budget = eq.plan(model, data, batch_size=40, **options)
     assert budget.moments.dim == 1
@@ -860,3 +862,14 @@ def test_independent_draws_keep_the_structure(calibrated, make_data) -> None:
     cal = eq.calibrate(calibrated[0].model, {"x": x, "y": y}, ess=100, chains=2, sampler="gaussian", progress=False)
     assert cal.chains.tree()["head"][1]["m"].shape == (2, 50, 2, 2)
     assert cal.chains.variables == calibrated[0].chains.variables
+
+
+def test_bounds_are_for_built_in_families(calibrated) -> None:
+    cal, x = calibrated
+    data = {"x": x, "y": np.zeros(len(x))}
+    for call in (
+        lambda: eq.wasserstein_bound(cal.model, data, cal.fit, 0.1, eq.Dynamics(10)),
+        lambda: eq.coupled_distance(cal.model, data, cal.tuning),
+    ):
+        with pytest.raises(eq.InvalidInput, match=r"model: must be one from eq\.glm.*got a loss of your own"):
+            call()

@@ -15,6 +15,7 @@ from equipoise.bench.workloads import Cell, Prepared
 __all__ = [
     "Run",
     "autodiff_run",
+    "compiled_run",
     "engine_for",
     "jax_functions",
     "jax_scan_run",
@@ -138,7 +139,7 @@ def jax_scan_run(cell: Cell) -> Run:
     import jax.numpy as jnp
 
     _, slope = jax_functions(cell.prepared)
-    white, y, size = jnp.asarray(cell.white), jnp.asarray(cell.y), cell.batch
+    size = cell.batch
 
     def chain(x: Any, y: Any, phi: Any, key: Any, steps: int) -> Any:
         def one(phi: Any, batch: Any) -> Any:
@@ -147,5 +148,19 @@ def jax_scan_run(cell: Cell) -> Run:
 
         return scan(one, phi, jax.random.randint(key, (steps, size), 0, len(y), dtype=jnp.int32), cell.thin, size)
 
-    compiled = jax.jit(chain, static_argnums=4)
-    return lambda steps, seed: cell.parameters(np.asarray(compiled(white, y, cell.start, jax.random.key(seed), steps)))
+    return compiled_run(cell, chain)
+
+
+def compiled_run(cell: Cell, chain: Callable[[Any, Any, Any, Any, int], Any]) -> Run:
+    """Compile `chain(rows, y, phi, key, steps)` and run it in the cell's precision, data as arguments."""
+    import jax
+    import jax.numpy as jnp
+
+    compiled, white, y = jax.jit(chain, static_argnums=4), jnp.asarray(cell.white), jnp.asarray(cell.y)
+
+    def run(steps: int, seed: int) -> Array:
+        # libraries draw their noise in the default type, which is float32 for whoever wants a float32 chain
+        with jax.enable_x64(cell.dtype == "float64"):
+            return cell.parameters(np.asarray(compiled(white, y, cell.start, jax.random.key(seed), steps)))
+
+    return run

@@ -10,7 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.bench.contenders import Run, autodiff_run, jax_functions, jax_scan_run, linear_run, numpy_run, scan
+from equipoise.bench.contenders import (
+    Run,
+    autodiff_run,
+    compiled_run,
+    jax_functions,
+    jax_scan_run,
+    linear_run,
+    numpy_run,
+    scan,
+)
 from equipoise.bench.measure import NotInstalled
 from equipoise.bench.workloads import Cell
 
@@ -59,7 +68,7 @@ def blackjax_scan_run(cell: Cell) -> Run:
     import jax
     import jax.numpy as jnp
 
-    white, y, size = jnp.asarray(cell.white), jnp.asarray(cell.y), cell.batch
+    size = cell.batch
 
     def chain(x: Any, y: Any, phi: Any, key: Any, steps: int) -> Any:
         first, second = jax.random.split(key)
@@ -72,8 +81,7 @@ def blackjax_scan_run(cell: Cell) -> Run:
 
         return scan(one, phi, (keys, batches), cell.thin, size)
 
-    compiled = jax.jit(chain, static_argnums=4)
-    return lambda steps, seed: cell.parameters(np.asarray(compiled(white, y, cell.start, jax.random.key(seed), steps)))
+    return compiled_run(cell, chain)
 
 
 def blackjax_jit_run(cell: Cell) -> Run:

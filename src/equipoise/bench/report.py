@@ -88,7 +88,7 @@ def _rate(result: dict[str, Any] | None) -> str:
     if result is None:
         return "–"
     if "rate" in result:
-        return f"{number(result['rate'] / 1e3)} ±{100 * result['spread']:.0f} %"
+        return f"{number(result['rate'] / 1e3)} (+{100 * result['spread']:.0f} %)"
     return "not installed" if "not_installed" in result else "failed" if "offers no" not in result["error"] else "–"
 
 

@@ -83,9 +83,9 @@ def _work(run: Run, steps: int) -> Callable[[], Any]:
 
 
 def rate_of(steps: int, seconds: list[float]) -> dict[str, Any]:
-    """Steps per second at the smallest time, with all repeats and their spread."""
+    """Steps per second at the smallest time, with all repeats and how much longer the median one took."""
     best = min(seconds)
-    return {"steps": steps, "seconds": seconds, "rate": steps / best, "spread": max(seconds) / best - 1.0}
+    return {"steps": steps, "seconds": seconds, "rate": steps / best, "spread": float(np.median(seconds)) / best - 1.0}
 
 
 def check_contenders(settings: Settings) -> dict[str, Any]:

@@ -83,7 +83,7 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
 def _absent(result: dict[str, Any]) -> str:
     if "not_installed" in result:
         return f"{result['not_installed']} is not installed"
-    return result.get("error", "")
+    return " ".join(result.get("error", "").split())[:80]
 
 
 def _throughput(section: dict[str, Any]) -> Iterator[Verdict]:
