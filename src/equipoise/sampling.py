@@ -182,9 +182,13 @@ def resolve_thin(thin: int | str, tuning: Tuning) -> int:
 
 
 def resolve_burn_in(burn_in: int | str, tuning: Tuning) -> int:
-    """Steps discarded: until a chain started at the minimiser has the predicted second moments to one per cent."""
+    """Steps discarded: until a chain started at the minimiser would have the predicted second moments to one per cent.
+
+    Chains start from the predicted law itself, so five autocorrelation times are enough where that bound is loose.
+    """
     if burn_in == "auto":
-        return tuning.predicted.burn_in(np.zeros(tuning.dim), 0.01)
+        law = tuning.predicted
+        return min(law.burn_in(np.zeros(tuning.dim), 0.01), int(np.ceil(5.0 * max(1.0, law.iact()))))
     return whole("burn_in", burn_in, 0, "use 'auto'", "'auto' or ")
 
 

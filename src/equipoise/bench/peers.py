@@ -148,4 +148,5 @@ CONTENDERS: dict[str, Callable[[Cell], Run]] = {
     "BlackJAX jit per step": blackjax_jit_run,
     "posteriors": posteriors_run,
     "NumPy loop": numpy_run,
+    "NumPy loop, tightened": lambda cell: numpy_run(cell, tight=True),
 }

@@ -16,6 +16,7 @@ _COLOURS = {
     "BlackJAX jit per step": "#E69F00",
     "posteriors": "#CC79A7",
     "NumPy loop": "#999999",
+    "NumPy loop, tightened": "#666666",
 }
 
 

@@ -18,7 +18,7 @@ __all__ = ["check_contenders", "measure_workload", "rate_of"]
 _SMALL_ONLY = {"equipoise SGLD", "equipoise JAX engine"}
 _FLOAT32 = ("equipoise", "JAX scan, by hand", "BlackJAX in a scan")
 # A smoke run compiles the JAX contenders once, for the checks, and leaves them out here.
-_SMOKE = {"equipoise", "equipoise SGLD", "posteriors", "NumPy loop"}
+_SMOKE = {"equipoise", "equipoise SGLD", "posteriors", "NumPy loop", "NumPy loop, tightened"}
 # Steps in one call, at most: the stored iterates stay small beside the caches' next level.
 _MOST = 50_000
 
