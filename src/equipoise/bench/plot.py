@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import floor, log10
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,8 @@ def _panel(axis: Any, label: str, rates: dict[str, float]) -> None:
     for row, name in enumerate(names):
         axis.annotate(f" {rates[name]:,.0f}", (rates[name], row), va="center", fontsize=6)
     axis.set_xscale("log")
-    axis.set_xlim(right=6.0 * max(rates.values()))
+    axis.set_xlim(10.0 ** floor(log10(min(rates.values())) - 0.2), 6.0 * max(rates.values()))
+    axis.xaxis.set_minor_formatter("")
     axis.set_title(f"{label}, steps per second", fontsize=8, loc="left")
     axis.tick_params(labelsize=7)
     for side in ("top", "right"):

@@ -59,7 +59,9 @@ class LinearEngine:
 
     def parameters(self, positions: Array) -> Array:
         """θ̂ + L φ for many φ."""
-        return positions @ self.root.T + self.center
+        theta = positions @ self.root.T
+        theta += self.center  # in place: for short steps a second temporary would cost as much as the chain
+        return theta
 
 
 def _digest(table: RowTable) -> NDArray[np.uint8]:
