@@ -29,6 +29,7 @@ ORDER = [
     {"sampling"},
     {"diagnostics"},
     {"accuracy", "refinement", "risk"},
+    {"planning"},
     {"calibration"},
     {"storage", "report", "interop"},
     {"bench", "experiments"},

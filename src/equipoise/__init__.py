@@ -2,7 +2,7 @@
 
 from equipoise import data
 from equipoise.accuracy import coupled_distance, wasserstein_bound
-from equipoise.calibration import Calibration, Plan, calibrate, plan
+from equipoise.calibration import Calibration, calibrate
 from equipoise.diagnostics import Diagnosis, diagnose
 from equipoise.dynamics import Dynamics
 from equipoise.errors import (
@@ -20,6 +20,7 @@ from equipoise.models.divergence import Beta
 from equipoise.models.glm import glm
 from equipoise.models.robust import Huber, Pinball, StudentT
 from equipoise.moments import Moments, moments
+from equipoise.planning import Plan, plan
 from equipoise.risk import expected_test_loss, optimal_batch_size, optimal_weight_decay
 from equipoise.sampling import Chains, sample
 from equipoise.storage import load

@@ -31,7 +31,8 @@ from equipoise.theory.stationary import stationary
 from equipoise.tuning import Tuning
 
 if TYPE_CHECKING:
-    from equipoise.models.glm import GLM, LinearProblem
+    from equipoise.models.glm import GLM
+    from equipoise.models.linear import LinearProblem
 
 __all__ = ["CoupledDistance", "coupled_distance", "wasserstein_bound"]
 

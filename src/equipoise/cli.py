@@ -226,7 +226,7 @@ def theory_command(
     """
     with _one_line_errors(debug):
         import equipoise as eq
-        from equipoise.calibration import resolve_batch_size
+        from equipoise.planning import resolve_batch_size
         from equipoise.report.summary import summarise_law
         from equipoise.targets import target_matrix
 

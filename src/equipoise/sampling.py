@@ -17,7 +17,7 @@ from scipy.special import chdtri
 from equipoise.checkpoint import Checkpoint, fingerprint
 from equipoise.dynamics import is_number, whole
 from equipoise.errors import ChainDiverged, InvalidInput
-from equipoise.models.glm import LinearProblem
+from equipoise.models.linear import LinearProblem
 from equipoise.progress import Progress
 from equipoise.tuning import Tuning
 

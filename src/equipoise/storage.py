@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.calibration import Calibration, Plan
+from equipoise.calibration import Calibration
 from equipoise.data.table import Design
 from equipoise.dynamics import Dynamics
 from equipoise.errors import InvalidInput
@@ -21,6 +21,7 @@ from equipoise.models.family import FAMILIES
 from equipoise.models.glm import GLM
 from equipoise.models.robust import Huber, Pinball, StudentT
 from equipoise.moments import Moments
+from equipoise.planning import Plan
 from equipoise.refinement import Pilot, Refinement
 from equipoise.sampling import Chains
 from equipoise.theory.stationary import Stationary

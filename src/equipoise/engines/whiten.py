@@ -17,7 +17,7 @@ from equipoise.errors import InvalidInput
 from equipoise.moments import blocks
 
 if TYPE_CHECKING:
-    from equipoise.models.glm import LinearProblem
+    from equipoise.models.linear import LinearProblem
     from equipoise.tuning import Tuning
 
 __all__ = ["LinearEngine", "linear_engine"]
