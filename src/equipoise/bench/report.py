@@ -14,11 +14,12 @@ _BLOCK = re.compile(r"<!-- bench:begin -->.*?<!-- bench:end -->", re.S)
 
 
 def render(data: dict[str, Any], full: bool = True) -> str:
-    """The tables of a run: speed and claims, and with `full` everything else."""
+    """The tables of a run: speed, and with `full` claims and everything else."""
     sections = data["sections"]
-    # the times of a smoke run mean nothing, so nothing is held against them
-    parts = [_machine(data), _speed(sections), "" if data["settings"]["smoke"] else _claims(verdicts(data))]
+    parts = [_machine(data), _speed(sections)]
     if full:
+        # the times of a smoke run mean nothing, so nothing is held against them
+        parts.append("" if data["settings"]["smoke"] else _claims(verdicts(data)))
         parts += [_effective(sections), _roofline(sections), _growth(sections), _offline(sections), _checks(sections)]
         parts.append(_missing(data))
     return "\n\n".join(part for part in parts if part) + "\n"
