@@ -2,6 +2,9 @@
 
 Run:  .venv/bin/python benchmarks/interval_coverage.py            (about two minutes; --replicates 20 for a quick look)
 Writes benchmarks/results/coverage.json and docs/figures/coverage.png.
+
+The designs are chosen to be misspecified where it matters. Milder versions of the gaussian one (noise variance 0.2 + ‖x‖²)
+and the bernoulli one (an interaction and one quadratic term) left the posterior at 95.0 % and 96.3 % in 40 data sets.
 """
 
 from __future__ import annotations

@@ -63,7 +63,10 @@ class Refinement:
 
     @property
     def after(self) -> float:
-        """Error of the step in use."""
+        """Error of the step in use, as its own pilot measured it.
+
+        It is the smallest of several noisy ones, so a fresh run may show up to about one floor more.
+        """
         return min(pilot.error for pilot in self.pilots) if self.pilots else 0.0
 
 
