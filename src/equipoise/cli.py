@@ -15,7 +15,6 @@ import typer
 
 if TYPE_CHECKING:
     from equipoise.calibration import Calibration
-    from equipoise.report.summary import Summary
 
 __all__ = ["app", "main"]
 
@@ -28,7 +27,6 @@ app = typer.Typer(
 )
 
 _INTERRUPTED = 130  # what a shell expects after Ctrl-C
-_PIPE_WIDTH = 200  # columns of a table that is not printed on a terminal
 
 _DATA, _MODEL, _CHAIN, _OUT = "Data", "Model", "Target and chains", "Output"
 
@@ -91,6 +89,7 @@ NoReplacement = Annotated[bool, _option("--no-replacement", _CHAIN, "Draw the ro
 Refine = Annotated[bool, _option("--refine", _CHAIN, "Correct the step by pilot runs: for few rows per coefficient.")]
 Step = Annotated[float | None, _option("--step", _CHAIN, _STEP)]
 
+_SETTINGS = "Simulated data as the paper's text describes them, or as its released scripts make them."
 _CHECKPOINT = "Save the state here, and resume from it when it exists."
 Interval = Annotated[float, _option("--interval", _OUT, "Probability of the intervals.", callback=_share)]
 Report = Annotated[Path | None, _option("--report", _OUT, "Write a page with the plots.", "FILE.html")]
@@ -143,6 +142,7 @@ def fit_command(
     """
     with _one_line_errors(debug):
         import equipoise as eq
+        from equipoise.report.console import show
 
         model = _model(family, scale, shape, dispersion, beta, prior_precision)
         made = eq.calibrate(
@@ -150,7 +150,7 @@ def fit_command(
             offset=offset, missing=missing, progress=not no_progress, checkpoint=checkpoint, batch_size=batch_size,
             momentum=momentum, inverse_temperature=inverse_temperature, replacement=not no_replacement, tuning_rows=tuning_rows,
         )  # fmt: skip
-        _show(made.summary(interval))
+        show(made.summary(interval))
         _write(made, interval, report, save, draws_out)
 
 
@@ -227,6 +227,7 @@ def theory_command(
     with _one_line_errors(debug):
         import equipoise as eq
         from equipoise.planning import resolve_batch_size
+        from equipoise.report.console import show
         from equipoise.report.summary import summarise_law
         from equipoise.targets import target_matrix
 
@@ -238,7 +239,7 @@ def theory_command(
         dynamics = eq.Dynamics(size, momentum, inverse_temperature, not no_replacement)
         wanted = target_matrix(target, moments)
         law = eq.tune(moments, wanted, dynamics).predicted if step is None else eq.stationary(moments, step, dynamics)
-        _show(summarise_law(moments, law, wanted, target))
+        show(summarise_law(moments, law, wanted, target))
 
 
 @app.command("bench")
@@ -258,6 +259,40 @@ def bench_command(
         from equipoise.bench import run
 
         typer.echo(f"figures: {run(smoke, out, only)}")
+
+
+@app.command("reproduce")
+def reproduce_command(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Such as table1 figure-w2, or all.", metavar="NAME...")
+    ] = None,
+    smoke: Annotated[
+        bool, _option("--smoke", _OUT, "Small sizes: whether it works, in less than two minutes.")
+    ] = False,
+    settings: Annotated[str, _option("--settings", _DATA, _SETTINGS, "described|released|both")] = "both",
+    german_csv: Annotated[Path | None, _option("--german-csv", _DATA, "The German credit data.", "FILE")] = None,
+    reps: Annotated[int | None, _option("--reps", _CHAIN, "Repetitions of every cell; 30 by default.", "N")] = None,
+    seed: Seed = 0,
+    out: Annotated[Path, _option("--out", _OUT, "Folder for the pages; a stopped run goes on there.", "DIR")] = Path(
+        "out/reproduce"
+    ),
+    no_progress: NoProgress = False,
+    debug: Debug = False,
+) -> None:
+    """Regenerate the paper's tables and figures, each with a verdict; under half an hour for all of them.
+
+    Writes JSON, Markdown and pictures, and index.html, which shows the paper's number, ours and the Monte Carlo floor.
+
+    Example: equipoise reproduce table1 figure1 --out out/reproduce
+    """
+    with _one_line_errors(debug):
+        from equipoise.experiments import reproduce
+
+        page = reproduce(
+            names, out, smoke=smoke, settings=settings, german_csv=german_csv, repetitions=reps, seed=seed,
+            progress=not no_progress,
+        )  # fmt: skip
+        typer.echo(f"page: {page}")
 
 
 def _model(
@@ -335,55 +370,13 @@ def _as_options(message: str) -> str:
     return re.sub(known, lambda m: f"--{m[1].replace('_', '-')} {m[2] or '...'}", message).replace("numpy.inf", "inf")
 
 
-def _show(summary: Summary) -> None:
-    """Print a summary: header, table, footer."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = _PIPE_WIDTH
-    console.print(Text(summary.title, style="bold"))
-    head = Table.grid(padding=(0, 3))
-    for name, value in summary.header:
-        head.add_row(Text(name, style="dim"), Text(value))
-    console.print(head)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    cells = summary.cells()
-    table.add_column("", no_wrap=True)
-    for name in cells.columns:
-        table.add_column(Text(str(name)), justify="right", no_wrap=True)
-    for name, row in zip(cells.index, cells.to_numpy(), strict=True):
-        table.add_row(*(Text(str(cell)) for cell in (name, *row)))
-    console.print(table)
-    for line in summary.footer:
-        console.print(Text(line, style="yellow" if line.startswith("LOOK") else ""))
-
-
 def _write(made: Calibration, interval: float, report: Path | None, save: Path | None, draws_out: Path | None) -> None:
     """Write what was asked for, and say where."""
+    from equipoise.report.console import write_draws
+
     if report is not None:
         typer.echo(f"report: {made.report(report, interval)}")
     if save is not None:
         typer.echo(f"run: {made.save(save)}")
     if draws_out is not None:
-        _write_draws(made, draws_out)
-        typer.echo(f"draws: {draws_out}")
-
-
-def _write_draws(made: Calibration, path: Path) -> None:
-    """One row per draw: chain, draw, and one column per parameter."""
-    import numpy as np
-    import pandas as pd
-
-    count, length, _ = made.draws.shape
-    frame = pd.DataFrame(made.chains.flat(), columns=list(made.names))
-    frame.insert(0, "draw", np.tile(np.arange(length), count), allow_duplicates=True)
-    frame.insert(0, "chain", np.repeat(np.arange(count), length), allow_duplicates=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".csv":
-        frame.to_csv(path, index=False)
-    else:
-        frame.to_parquet(path, index=False)
+        typer.echo(f"draws: {write_draws(made, draws_out)}")

@@ -20,7 +20,17 @@ __all__ = [
 
 
 class EquipoiseError(Exception):
-    """Base class of every error raised by Equipoise."""
+    """Base class of every error raised by Equipoise; they survive the way back from another process."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # the arguments of most are not their message, from which an exception is rebuilt otherwise
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[EquipoiseError], args: tuple[Any, ...], state: dict[str, Any]) -> EquipoiseError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class EquipoiseWarning(UserWarning):

@@ -1,0 +1,78 @@
+"""What an experiment is: a caption, jobs that can run anywhere, and what to make of their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from equipoise.experiments.designs import SETTINGS
+from equipoise.experiments.numbers import Claim, Numbers
+
+__all__ = ["Entry", "Scale"]
+
+T = TypeVar("T")
+Job = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much to run.
+
+    Attributes
+    ----------
+    smoke
+        Small sizes: whether everything works and the orderings of the theory show.
+    repetitions
+        Of every cell.
+    settings
+        "released", "described" or both.
+    german
+        The German credit file.
+    seed
+        Of the whole run; every repetition has its own, derived from it.
+    """
+
+    smoke: bool = False
+    repetitions: int = 30
+    settings: tuple[str, ...] = SETTINGS
+    german: Path | None = None
+    seed: int = 0
+
+    def pick(self, full: T, smoke: T) -> T:
+        """The value for this scale."""
+        return smoke if self.smoke else full
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One table or figure.
+
+    Attributes
+    ----------
+    name, title, caption
+        What it is called and what it shows.
+    jobs
+        The independent pieces of work at a scale, as plain values.
+    run
+        Does one: a dictionary with `rows` (see `measure.row`) and, for figures, `curves`.
+    claims
+        What the numbers say about the paper's claims.
+    draw
+        Draws the figure into a matplotlib figure, from the numbers and the curves of all jobs.
+    alone
+        Whether it measures time, and so must not share the machine with other jobs.
+    tabulated
+        Metrics shown in the summary tables.
+    """
+
+    name: str
+    title: str
+    caption: str
+    jobs: Callable[[Scale], list[Job]]
+    run: Callable[[Job, Scale], dict[str, Any]]
+    claims: Callable[[Numbers, list[dict[str, Any]]], list[Claim]]
+    draw: Callable[[Any, Numbers, list[dict[str, Any]]], None] | None = None
+    alone: bool = False
+    tabulated: tuple[str, ...] = field(default=("covariance_error", "calibration_error"))

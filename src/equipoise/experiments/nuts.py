@@ -1,0 +1,53 @@
+"""The NUTS column: a real library's sampler on the generalised posterior exp(−Σ ℓ_n)."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.experiments.designs import Study
+
+__all__ = ["sample_posterior"]
+
+Array = NDArray[np.float64]
+
+
+def sample_posterior(study: Study, start: Array, seed: int) -> Array | None:
+    """Draws of NumPyro's NUTS for a gaussian study; None when NumPyro is not installed."""
+    try:
+        import jax
+        import numpyro  # noqa: F401
+    except ModuleNotFoundError:
+        return None
+    x, y = study.data
+    power = None if study.model.divergence is None else study.model.divergence.b
+    with jax.enable_x64(True):
+        mcmc = _sampler(power)
+        mcmc.run(
+            jax.random.key(seed), x, y, float(study.model.constant), init_params={"theta": jax.numpy.asarray(start)}
+        )
+        return np.asarray(mcmc.get_samples()["theta"], dtype=np.float64)
+
+
+@cache
+def _sampler(power: float | None, warmup: int = 300, draws: int = 1000) -> Any:
+    """One sampler for all repetitions: the data are arguments of its compiled density, so they share the code."""
+    from numpyro.infer import MCMC, NUTS
+
+    return MCMC(
+        NUTS(partial(_density, power)), num_warmup=warmup, num_samples=draws, progress_bar=False, jit_model_args=True
+    )
+
+
+def _density(power: float | None, x: Any, y: Any, scale: Any) -> None:
+    import jax.numpy as jnp
+    import numpyro
+    from numpyro.distributions import ImproperUniform, Normal, constraints
+
+    theta = numpyro.sample("theta", ImproperUniform(constraints.real_vector, (), (x.shape[1],)))
+    log_f = Normal(x @ theta, scale).log_prob(y)
+    # the integral of f^β is constant for a gaussian likelihood of fixed scale
+    numpyro.factor("loss", jnp.sum(log_f if power is None else jnp.exp((power - 1.0) * log_f) / (power - 1.0)))
