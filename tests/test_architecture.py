@@ -96,7 +96,8 @@ def test_the_theory_sees_only_moments(file) -> None:
 @pytest.mark.parametrize("file", FILES, ids=label)
 def test_heavy_packages_stay_where_they_belong(file) -> None:
     allowed = {
-        "jax": part(file) in {"bench", "engines", "interop"} or label(file).startswith("models/general/"),
+        "jax": part(file) in {"bench", "engines", "experiments", "interop"}
+        or label(file).startswith("models/general/"),
         "numba": part(file) in {"bench", "engines"},
         "matplotlib": part(file) in {"bench", "experiments", "report"},
         "arviz": part(file) in {"bench", "interop"},

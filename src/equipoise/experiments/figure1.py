@@ -29,7 +29,7 @@ def run(job: Job, scale: Scale) -> dict[str, Any]:
     seed = 1000 * scale.seed + job["repetition"]
     x, y = heteroskedastic(20, 1000, seed)
     study = Study("simulated-linear", "log", eq.glm("gaussian", scale=1.0), (x, y), None, scale.pick(4000, 200), 0.02)
-    rows = compare_rules(study, RULES, {str(job["batch"]): job["batch"]}, seed, {"setting": "", "run": "long"})
+    rows = compare_rules(study, RULES, {str(job["batch"]): job["batch"]}, seed, {"setting": "", "run": ""})
     return {"rows": [r for r in rows if r["metric"] == "covariance_error"]}
 
 

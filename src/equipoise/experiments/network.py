@@ -105,7 +105,7 @@ def run(job: Job, scale: Scale) -> dict[str, Any]:
     }
     cell = {
         "setting": "",
-        "run": "long",
+        "run": "",
         "dataset": f"prior={job['prior']:g}",
         "loss": "",
         "batch": f"lambda={job['step']}",
@@ -164,7 +164,7 @@ def _without_prior(scale: Scale) -> list[dict[str, Any]]:
     for seed in range(scale.pick(3, 1)):
         cell = {
             "setting": "",
-            "run": "long",
+            "run": "",
             "dataset": "prior=0",
             "loss": "",
             "batch": f"start {seed}",

@@ -33,6 +33,7 @@ _PILLS = {"agrees": "ok", "better": "ok", "holds": "ok", "new": "quiet", "skippe
 _STYLE = """<style>.pill.quiet{color:var(--muted)} td small{color:var(--muted);display:block;font-size:.8rem}
 details{margin-top:.8rem} summary{cursor:pointer;color:var(--observed)} .sheet{background:#fff;border-radius:8px;padding:.6rem}
 .sheet svg{max-width:none} .claims td{white-space:normal} .claims .words{min-width:18rem}
+.claims th:last-child,.details th:last-child{text-align:left}
 h3{font-size:1rem;margin:1.1rem 0 .2rem}
 </style>"""
 
