@@ -17,6 +17,8 @@ from equipoise.experiments import NAMES, find, reproduce
 from equipoise.experiments.entry import Scale
 
 GERMAN = Path(__file__).parents[3] / "shared" / "data" / "german.csv"
+# one worker runs them all: they share one reproduction
+pytestmark = pytest.mark.xdist_group("reproduce")
 needs_german = pytest.mark.skipif(
     not GERMAN.exists(), reason="the credit data lies in ../shared/data, which is not here"
 )
@@ -178,4 +180,4 @@ def test_bad_requests_end_in_one_line(arguments, words, tmp_path) -> None:
 
 def test_infinite_numbers_are_valid_json(smoke) -> None:
     for name in NAMES:
-        json.loads((smoke / f"{name}.json").read_text(), parse_constant=lambda word: pytest.fail(f"{name}: {word}"))
+        json.loads((smoke / f"{name}.json").read_text(), parse_constant=pytest.fail)

@@ -71,7 +71,7 @@ def fitted(prior: float, restarts: int) -> tuple[Any, eq.Moments, int]:
 
 def jobs(scale: Scale) -> list[Job]:
     """The network without a prior once; with one, every step size, a few chains at a time."""
-    steps, priors = scale.pick(STEPS, (0.1, 0.4)), scale.pick(PRIORS, PRIORS[:1])
+    steps, priors = scale.pick(STEPS, (0.2,)), scale.pick(PRIORS, PRIORS[:1])
     groups = range(max(1, min(scale.repetitions, 30) // _CHAINS)) if not scale.smoke else range(1)
     found = [
         {"prior": p, "step": s, "repetition": g}
@@ -171,7 +171,7 @@ def _without_prior(scale: Scale) -> list[dict[str, Any]]:
             "method": "fit",
         }
         try:
-            fit = eq.fit(network(0.0, seed), diabetes(), max_iterations=scale.pick(100, 15), restarts=1)
+            fit = eq.fit(network(0.0, seed), diabetes(), max_iterations=scale.pick(100, 5), restarts=1)
         except eq.EquipoiseError as error:
             rows.append(row(np.inf, metric="largest_parameter", reason=" ".join(str(error).split())[:160], **cell))
             continue
