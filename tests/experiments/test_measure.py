@@ -104,7 +104,7 @@ def test_rules_solve_their_own_equations(moments) -> None:
         assert isinstance(made, eq.Stationary)
         assert np.allclose(made.cov, target, rtol=1e-7, atol=1e-9 * np.abs(target).max())
     assert np.isfinite(tuned("dq-exact-sgld", moments, target, 40).dynamics.inverse_temperature)
-    assert tuned("dq-exact-momentum", moments, target, 40).dynamics.momentum == 0.9
+    assert tuned("dq-exact-momentum", moments, target, 40).dynamics.momentum == 0.5
 
 
 def test_an_unstable_rule_reports_its_radius(moments) -> None:

@@ -159,7 +159,7 @@ def test_repetitions_and_settings_are_obeyed(tmp_path) -> None:
     jobs = find("table1").jobs(scale)
     assert {j["setting"] for j in jobs} == {"released"}
     assert sum(j["run"] == "printed" and j["loss"] == "log" for j in jobs) == 3
-    assert len(find("table1").jobs(Scale())) == 2 * 2 * 30 + 2 * 2 * 3 * 3
+    assert len(find("table1").jobs(Scale())) == 2 * 2 * 30 + 2 * 2 * 3 * 2
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.experiments.designs import SETTINGS
 from equipoise.experiments.entry import Scale
 from equipoise.experiments.numbers import Claim, Number, Numbers, collect, short
 from equipoise.experiments.rules import RULES
@@ -30,7 +31,8 @@ _METRICS = {
     "parameter_error": "parameter error",
 }
 _PILLS = {"agrees": "ok", "better": "ok", "holds": "ok", "new": "quiet", "skipped": "quiet"}
-_STYLE = """<style>.pill.quiet{color:var(--muted)} td small{color:var(--muted);display:block;font-size:.8rem}
+_STYLE = """<style>.pill{white-space:nowrap} .pill.quiet{color:var(--muted)}
+td small{color:var(--muted);display:block;font-size:.8rem}
 details{margin-top:.8rem} summary{cursor:pointer;color:var(--observed)} .sheet{background:#fff;border-radius:8px;padding:.6rem}
 .sheet svg{max-width:none} .claims td{white-space:normal} .claims .words{min-width:18rem}
 .claims th:last-child,.details th:last-child{text-align:left}
@@ -146,7 +148,7 @@ def _section(outcome: Outcome, numbers: Numbers, claims: list[Claim], out: Path)
 
 
 def _groups(numbers: Numbers) -> list[tuple[str, list[Number]]]:
-    ordered = sorted(numbers, key=lambda c: (c.run != "printed", c.setting))
+    ordered = sorted(numbers, key=lambda c: (c.run != "printed", c.setting != SETTINGS[0]))
     found = []
     for (setting, run), cells in groupby(ordered, key=lambda c: (c.setting, c.run)):
         words = [f"settings as {setting}" if setting else "", _RUNS.get(run, run)]
@@ -157,9 +159,12 @@ def _groups(numbers: Numbers) -> list[tuple[str, list[Number]]]:
 def _pivot(cells: list[Number]) -> str:
     """Methods across, everything else down; the paper's number in small print below ours."""
     methods = list(dict.fromkeys(c.method for c in cells))
+    several = len({c.dataset for c in cells}) > 1
     lines: dict[tuple[str, ...], dict[str, Number]] = {}
     for c in cells:
-        lines.setdefault((c.dataset, c.loss, _METRICS.get(c.metric, c.metric), c.batch), {})[c.method] = c
+        lines.setdefault((c.dataset if several else "", c.loss, _METRICS.get(c.metric, c.metric), c.batch), {})[
+            c.method
+        ] = c
     rows = []
     for key, found in lines.items():
         body = [head(_label(*key)), *(_cell(found.get(m)) for m in methods)]

@@ -25,9 +25,9 @@ RULES = {
     "dq-const-literal": "discrete time, constant noise J, as Algorithm 1 and the released scripts have it",
     "dq-exact": "discrete time, exact noise, step matrix in closed form",
     "dq-exact-sgld": "the same for SGLD at twice the smallest feasible inverse temperature",
-    "dq-exact-momentum": "the same with momentum 0.9",
+    "dq-exact-momentum": "the same with momentum 0.5",
 }
-_MOMENTUM = 0.9
+_MOMENTUM = 0.5
 
 
 def tuned(rule: str, moments: eq.Moments, target: Array, batch_size: int) -> eq.Tuning:

@@ -24,7 +24,7 @@ def jobs(scale: Scale) -> list[Job]:
         {**c, "run": "long", "batch": b, "repetition": r}
         for c in cells
         for b in ("16", "0.1N", "0.5N")
-        for r in range(scale.pick(3, 1))
+        for r in range(scale.pick(2, 1))
     ]
 
 
