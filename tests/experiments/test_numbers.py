@@ -112,7 +112,7 @@ def test_repetitions_are_joined_by_cell() -> None:
 
 def test_numbers_in_words() -> None:
     assert [short(v) for v in (0.0, 0.1234, 12.345, 5e-7, 9.23e8, np.inf, None)] == [
-        "0.000", "0.123", "12.3", "5.0·10^-7", "9.2·10^8", "∞", "–",
+        "0.000", "0.123", "12.3", "5.0·10⁻⁷", "9.2·10⁸", "∞", "–",
     ]  # fmt: skip
     assert tell(None) == "not measured"
     assert tell(cell([1.0])) == "1.000"

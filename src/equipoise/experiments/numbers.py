@@ -18,6 +18,7 @@ _KEYS = ("setting", "run", "dataset", "loss", "batch", "method", "metric")
 _SLACK = 0.1
 # A bias below this share of the floor cannot be seen in a chain of that length.
 _HIDDEN = 0.35
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
@@ -281,5 +282,5 @@ def short(value: float | None) -> str:
         return "∞"
     if value != 0.0 and not 1e-3 <= abs(value) < 1e4:
         mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa}·10^{int(exponent)}"
+        return f"{mantissa}·10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.3g}"

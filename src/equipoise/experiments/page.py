@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import platform
+import re
 from collections.abc import Iterable
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
@@ -119,7 +120,8 @@ def _figure(outcome: Outcome, numbers: Numbers) -> Any:
 
 def _section(outcome: Outcome, numbers: Numbers, claims: list[Claim], out: Path) -> str:
     entry = outcome.entry
-    parts = [f"<h2>{escape(entry.title)}</h2><p>{escape(entry.caption)}</p>"]
+    caption = re.sub("`([^`]+)`", r"<code>\1</code>", escape(entry.caption))
+    parts = [f"<h2>{escape(entry.title)}</h2><p>{caption}</p>"]
     if outcome.failed:
         parts.append(f'<p><span class="pill look">failed</span> {escape(outcome.failed)}</p>')
     parts += [f'<p><span class="pill quiet">skipped</span> {escape(why)}</p>' for why in outcome.missing.values()]
