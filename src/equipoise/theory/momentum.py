@@ -11,10 +11,11 @@ whose last bracket vanishes for κ = 0. Continuous time drops every term of seco
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cholesky, eigh, solve_triangular
+from scipy.linalg import cholesky, solve_triangular
 from scipy.sparse.linalg import LinearOperator, gmres
 
 __all__ = ["StepEquation", "solve_step"]
@@ -50,8 +51,8 @@ class StepEquation:
         cls, target: Array, hessian: Array, noise: Array, momentum: float, temperature: float, discrete: bool
     ) -> StepEquation:
         """Set the equation up for a target covariance and the gradient noise C(Σ) at it."""
-        L = cholesky(target, lower=True)
-        s, U = eigh(L.T @ hessian @ L)
+        L = np.linalg.cholesky(target)
+        s, U = np.linalg.eigh(L.T @ hessian @ L)
         W = L @ U
         return cls(W, s, W.T @ noise @ W, momentum, temperature, discrete)
 
@@ -60,13 +61,13 @@ class StepEquation:
         """The smallest β for which a step exists is just above (1−κ)/s_min: injected noise alone then fills the target."""
         return (1.0 - self.momentum) / float(self.slopes[0])
 
-    @property
+    @cached_property
     def resistance(self) -> Array:
         """(1−κ)(s_i + s_j) − (1−κ)² 2/β."""
         k = self.momentum
         return (1.0 - k) * np.add.outer(self.slopes, self.slopes) - 2.0 * self.temperature * (1.0 - k) ** 2
 
-    @property
+    @cached_property
     def source(self) -> Array:
         """The right-hand side without the bracket."""
         if not self.discrete:
@@ -170,4 +171,8 @@ def _search(
 
 
 def _positive(Y: Array) -> bool:
-    return bool(np.linalg.eigvalsh(Y)[0] > 0.0)
+    try:
+        np.linalg.cholesky(Y)
+    except np.linalg.LinAlgError:
+        return False
+    return True
