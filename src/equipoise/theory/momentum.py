@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cholesky, solve_triangular
+from scipy.linalg import solve_triangular
 from scipy.sparse.linalg import LinearOperator, gmres
 
 __all__ = ["StepEquation", "solve_step"]
@@ -97,7 +97,7 @@ class StepEquation:
 
     def step(self, Y: Array) -> Array:
         """Λ = W Y⁻¹ Wᵀ."""
-        half = solve_triangular(cholesky(Y, lower=True), self.basis.T, lower=True)
+        half = solve_triangular(np.linalg.cholesky(Y), self.basis.T, lower=True, check_finite=False)
         return half.T @ half
 
 
