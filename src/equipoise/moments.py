@@ -31,9 +31,9 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-# Elements per block of rows: 1 MB of float64, so that a block stays in cache between its uses. A product of few rows with
+# Elements per block of rows: 2 MB of float64, so that a block stays in cache between its uses. A product of few rows with
 # many columns is slow, so that blocks of wide rows may grow to 16 MB.
-_BLOCK_ELEMENTS = 1 << 17
+_BLOCK_ELEMENTS = 1 << 18
 _LARGEST_BLOCK = 1 << 21
 
 # Eigenvalue of a Hessian scaled to unit diagonal, below which a direction counts as flat.

@@ -78,8 +78,6 @@ class StepEquation:
 
     def bracket(self, Y: Array) -> Array:
         """κ/(1−κ²) (s Y⁻¹ s Y + Y s Y⁻¹ s)."""
-        if self.momentum == 0.0 or not self.discrete:
-            return np.zeros_like(Y)
         half = self._curl(Y)
         return half + half.T
 
@@ -89,7 +87,8 @@ class StepEquation:
 
     def residual(self, Y: Array) -> Array:
         """Left side minus right side."""
-        return self.resistance * Y - self.source + self.bracket(Y)
+        rest = self.resistance * Y - self.source
+        return rest + self.bracket(Y) if self.momentum > 0.0 and self.discrete else rest
 
     def error(self, Y: Array) -> float:
         """Relative residual."""
