@@ -113,7 +113,7 @@ def test_a_predicted_bias_is_reported_as_predicted(good) -> None:
     chains, tuning = good
     sd = np.sqrt(np.diag(tuning.target))
     bias = np.array([0.0, 0.3, 0.0]) * sd
-    biased = replace(tuning, predicted=replace(tuning.predicted, mean_bias=bias))
+    biased = replace(tuning, predicted=replace(tuning.predicted, bias=bias))
     shifted = replace(chains, draws=chains.draws + bias)
     assert failed(shifted, biased) == {"mean bias"}
     assert "as predicted" in eq.diagnose(shifted, biased).warnings[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import statsmodels.api as sm
@@ -10,6 +12,7 @@ from scipy.special import expit
 import equipoise as eq
 from equipoise.fit import minimise
 from equipoise.models.family import FAMILIES
+from equipoise.models.linear import LinearProblem
 
 families = pytest.mark.parametrize("family", list(FAMILIES))
 CONSTANTS = {"gaussian": 1.3, "gamma": 1.7, "negative-binomial": 0.6}
@@ -149,6 +152,41 @@ def test_gradient_norm_is_in_posterior_standard_deviations(make_data, make_model
 
 
 @families
+@pytest.mark.parametrize("sample", [30, 200, 1200])
+def test_many_rows_start_from_a_sample(family, sample, make_data, make_model, monkeypatch) -> None:
+    x, y = make_data(family, n=2500, dim=4)
+    monkeypatch.setattr(sys.modules["equipoise.fit"], "_SAMPLE", sample)
+    hessians = []
+    whole = LinearProblem.derivatives
+    monkeypatch.setattr(
+        LinearProblem, "derivatives", lambda self, theta: hessians.append(self.size) or whole(self, theta)
+    )
+    found = eq.fit(make_model(family), (x, y))
+    # a small sample may lead astray or have no minimiser: then more Hessians are made, as usual
+    assert hessians.count(2500) == 1 or sample < 1200
+    expected = newton(family, x, y, constant=CONSTANTS.get(family))
+    np.testing.assert_allclose(found.params, expected, rtol=1e-9, atol=1e-11)
+    _, gradient, H = whole(make_model(family).bind((x, y)), found.params)
+    assert found.gradient_norm <= 1e-11
+    # the certificate's Hessian is a standard deviation away at most
+    assert np.sqrt(2500 * gradient @ np.linalg.solve(H, gradient)) == pytest.approx(found.gradient_norm, rel=0.1)
+
+
+def test_steps_are_counted_over_all_scales(make_data, monkeypatch) -> None:
+    steps = []
+
+    def counted(*args, **kwargs):
+        result = minimise(*args, **kwargs)
+        steps.append(result.iterations)
+        return result
+
+    monkeypatch.setattr(sys.modules["equipoise.fit"], "minimise", counted)
+    found = eq.fit(eq.glm("gaussian", prior_precision=5.0), make_data("gaussian", n=60, dim=3))
+    assert len(steps) > 2
+    assert found.iterations == sum(steps) > steps[-1]
+
+
+@families
 def test_badly_scaled_columns(family, make_data, make_model) -> None:
     x, y = make_data(family, n=200, dim=4)
     size = np.array([1.0, 1e6, 1e-6, 1e3])
@@ -216,6 +254,17 @@ def test_complete_separation_by_two_columns(covariates) -> None:
     _, x = covariates
     error = failure(eq.glm("bernoulli"), x, (x[:, 1] - x[:, 3] > 0).astype(float), NAMES)
     assert error.columns == ("a", "c")
+
+
+def test_rows_far_down_decide_about_separation() -> None:
+    rng = np.random.default_rng(5)
+    x = np.column_stack([np.ones(4000), rng.normal(size=4000), np.arange(4000) >= 3000])
+    y = (x[:, 1] > 0.0).astype(float)
+    assert failure(eq.glm("bernoulli"), x, y, NAMES[:3]).columns == ("a",)
+    y[2000:] = rng.random(2000) < 0.5  # the first rows alone are separated
+    assert eq.fit(eq.glm("bernoulli"), (x, y)).converged
+    y[3000:] = 1.0  # by a column that is zero in the first rows
+    assert failure(eq.glm("bernoulli"), x, y, NAMES[:3]).columns == ("b",)
 
 
 def test_separation_survives_scaling(covariates) -> None:

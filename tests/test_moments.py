@@ -74,8 +74,9 @@ def test_moments_are_those_of_the_rows(family, brute, make_model) -> None:
     np.testing.assert_allclose(m.hessian, J.mean(axis=0) + precision / N, **close)
     np.testing.assert_allclose(m.score_cov, np.cov(g, rowvar=False, bias=True), **close)
     S = np.array([[2.0, 0.3, -0.1], [0.3, 1.0, 0.2], [-0.1, 0.2, 0.5]])
-    expected = sum(j @ S @ j for j in J) / N - J.mean(axis=0) @ S @ J.mean(axis=0)
-    np.testing.assert_allclose(m.curvature_noise(S), expected, **close)
+    for A in (S, S - np.eye(D)):  # a covariance, and an indefinite matrix
+        expected = sum(j @ A @ j for j in J) / N - J.mean(axis=0) @ A @ J.mean(axis=0)
+        np.testing.assert_allclose(m.curvature_noise(A), expected, **close)
     assert (m.n, m.dim, m.names) == (N, D, data.names)
     np.testing.assert_array_equal(m.params, theta)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ Array = NDArray[np.float64]
 
 _CONVERGED = 1e-6  # standard deviations of the posterior: far below any Monte Carlo error
 _POLISHED = 1e-11  # where further Newton steps are rounding
+_SLOW = 0.1  # a Hessian is kept while each step with it leaves at most this share of the distance
 _FADED = 1e-8  # of the curvature at the start: below it, a minimum may be an asymptote
 _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
@@ -42,7 +44,7 @@ class Fit:
     converged
         Whether that distance is below 1e-6.
     iterations
-        Newton steps taken.
+        Newton steps taken on the rows of the fit, for all values of an estimated scale together.
     loss
         L(θ̂), constants free of θ left out.
     condition
@@ -109,34 +111,37 @@ def fit(
     if tuning_rows is not None:
         problem = problem.subsample(tuning_rows, seed)
     with np.errstate(over="ignore", invalid="ignore"):
-        if problem.convex:
-            result = _settle(problem, _convex_start(problem, max_iterations), minimise, max_iterations)
-        else:
-            result = _best(problem, restarts, max_iterations)
+        result = _convex(problem, max_iterations) if problem.convex else _best(problem, restarts, max_iterations)
     constant = problem.constant_at(result.params)
     return replace(result, params=problem.unflatten(result.params), constant=constant)
 
 
-def _convex_start(problem: Problem, max_iterations: int) -> Array:
-    """Where Newton starts: for many rows, at the minimiser of a sample of them, which saves most of its passes."""
+def _convex(problem: Problem, max_iterations: int) -> Fit:
+    """The minimum; for many rows, from that of a sample of them and with its Hessian, which saves most of the passes."""
+    rough = None
     if problem.size > 2 * _SAMPLE:
         try:
             part = problem.subsample(_SAMPLE, seed=0)
-            return _settle(part, _convex_start(part, max_iterations), minimise, max_iterations).params
+            start = _convex(part, max_iterations).params
+            rough = part.settled(start).derivatives(start)[2]
         except FitFailed:
             pass  # a sample may be separated or collinear where the whole is not
-    return min(problem.starts(), key=lambda theta: _finite_or_inf(problem.value(theta)))
+    if rough is None:
+        start = min(problem.starts(), key=lambda theta: _finite_or_inf(problem.value(theta)))
+    return _settle(problem, start, partial(minimise, rough=rough), max_iterations)
 
 
 def _settle(problem: Problem, theta: Array, solver: Callable[[Problem, Array, int], Fit], max_iterations: int) -> Fit:
     """Minimise; a constant estimated from the residuals (the gaussian scale) moves with θ: repeat until both agree."""
     result = solver(problem.settled(theta), theta, max_iterations)
+    iterations = result.iterations
     for _ in range(max_iterations):
         previous, theta = theta, result.params
         if np.allclose(theta, previous, rtol=1e-13, atol=0.0) or problem.settled(theta) is problem:
             break
         result = solver(problem.settled(theta), theta, max_iterations)
-    return result
+        iterations += result.iterations
+    return replace(result, iterations=iterations)
 
 
 def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
@@ -282,23 +287,34 @@ def _require_rise(problem: Problem, theta: Array, axes: Array, drop: float) -> N
                 )
 
 
-def minimise(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
-    """Damped Newton from `start`; the parameters of the result are flat."""
+def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: Array | None = None) -> Fit:
+    """Damped Newton from `start`; the parameters of the result are flat.
+
+    With many rows a Hessian costs several gradients. Then `rough`, that of a sample of them, leads to within a standard
+    deviation of the minimiser; one made there serves all further steps, as long as they converge fast, and certifies.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
-        theta = start
-        value, gradient, H = problem.derivatives(theta)
+        theta, previous, own = start, np.inf, rough is None
+        value, gradient, H = problem.derivatives(theta) if rough is None else (*problem.gradient(theta), rough)
+        newton, condition = _newton_map(problem, H)
         for iteration in range(max_iterations + 1):
-            direction, condition = _newton_direction(problem, gradient, H)
+            direction = newton(gradient)
             norm = float(np.sqrt(max(0.0, -float(gradient @ direction)) * problem.n))
-            if iteration >= 10 or norm <= _POLISHED:
+            done = own and norm <= _POLISHED
+            if iteration >= 10 or done:
                 _require_bounded(problem, theta, direction)
-            if norm <= _POLISHED or iteration == max_iterations:
+            if done or iteration == max_iterations:
                 break
-            trial = _line_search(problem, theta, direction, value, gradient, norm)
-            if trial is None:
+            # the sample's is given up where its step should lead to within a standard deviation
+            renew = rough is None or norm > _SLOW * previous or (norm > 1.0 if own else norm < 1.0 / _SLOW)
+            evaluate = problem.derivatives if renew else problem.gradient
+            found = _line_search(problem, evaluate, theta, direction, value, gradient, norm)
+            if found is None:
                 break
-            theta = trial
-            value, gradient, H = problem.derivatives(theta)
+            previous, (theta, (value, gradient, *made)) = norm, found
+            if made:
+                previous, own = np.inf, True
+                newton, condition = _newton_map(problem, made[0])
     if norm > _CONVERGED:
         raise FitFailed(
             f"the fit did not converge: after {iteration} Newton steps the gradient is still {norm:.2g} posterior standard "
@@ -312,8 +328,8 @@ def _finite_or_inf(value: float) -> float:
     return value if np.isfinite(value) else np.inf
 
 
-def _newton_direction(problem: Problem, gradient: Array, H: Array) -> tuple[Array, float]:
-    """−H⁻¹∇L, in coordinates that give H a unit diagonal; raises when columns are collinear."""
+def _newton_map(problem: Problem, H: Array) -> tuple[Callable[[Array], Array], float]:
+    """∇L ↦ −H⁻¹∇L and the condition of H, scaled to a unit diagonal; raises when columns are collinear."""
     diagonal = np.diag(H)
     scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
     unit = H / np.outer(scale, scale)
@@ -330,24 +346,35 @@ def _newton_direction(problem: Problem, gradient: Array, H: Array) -> tuple[Arra
             "them, or add a prior (prior_precision=...).",
             columns,
         )
-    direction = -cho_solve(cho_factor(unit), gradient / scale) / scale
-    return direction, float(values[-1] / values[0])
+    factor = cho_factor(unit)
+    return lambda gradient: -cho_solve(factor, gradient / scale) / scale, float(values[-1] / values[0])
 
 
 def _line_search(
-    problem: Problem, theta: Array, direction: Array, value: float, gradient: Array, norm: float
-) -> Array | None:
-    """The longest halved step that lowers the loss enough; None when rounding allows no more progress."""
+    problem: Problem,
+    evaluate: Callable[[Array], tuple[Any, ...]],
+    theta: Array,
+    direction: Array,
+    value: float,
+    gradient: Array,
+    norm: float,
+) -> tuple[Array, tuple[Any, ...]] | None:
+    """The longest halved step that lowers the loss enough, and what `evaluate` finds there, the loss first.
+
+    None when rounding allows no more progress.
+    """
     slope, length = float(gradient @ direction), 1.0
     # differences of the loss below this are rounding
     noise = 1e-14 * max(1.0, abs(value))
+    found = evaluate(theta + direction)  # nearly always accepted, and then no pass is lost
     while length > 1e-10:
         trial = theta + length * direction
-        found = problem.value(trial)
-        if np.isfinite(found) and found <= value + 1e-4 * length * slope + noise:
-            return trial
+        loss = found[0] if length == 1.0 else problem.value(trial)
+        if np.isfinite(loss) and loss <= value + 1e-4 * length * slope + noise:
+            return trial, found if length == 1.0 else evaluate(trial)
         length *= 0.5
-    return None if norm <= _CONVERGED else theta + 1e-10 * direction
+    trial = theta + 1e-10 * direction
+    return None if norm <= _CONVERGED else (trial, evaluate(trial))
 
 
 def _require_bounded(problem: Problem, theta: Array, direction: Array) -> None:

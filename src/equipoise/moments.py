@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.linalg.blas import dtrmm
 
 from equipoise.dynamics import Dynamics
 from equipoise.errors import InvalidInput
@@ -30,8 +31,10 @@ __all__ = [
 
 Array = NDArray[np.float64]
 
-# Elements per block of rows: 16 MB of float64, small beside the data and large enough for BLAS to run at full speed.
-_BLOCK_ELEMENTS = 1 << 21
+# Elements per block of rows: 2 MB of float64, so that a block stays in cache between its uses. A product of few rows with
+# many columns is slow, so that blocks of wide rows may grow to 16 MB.
+_BLOCK_ELEMENTS = 1 << 18
+_LARGEST_BLOCK = 1 << 21
 
 # Eigenvalue of a Hessian scaled to unit diagonal, below which a direction counts as flat.
 FLAT = 1e-9
@@ -53,17 +56,40 @@ def curvature_axes(H: Array) -> tuple[Array, Array]:
 
 def blocks(n: int, dim: int) -> Iterator[slice]:
     """Slices that cover `range(n)` in blocks of bounded memory."""
-    size = max(1, _BLOCK_ELEMENTS // max(1, dim))
+    size = max(1, _BLOCK_ELEMENTS // dim, min(dim // 2, _LARGEST_BLOCK // dim))
     for start in range(0, n, size):
         yield slice(start, min(n, start + size))
 
 
-def weighted_gram(x: Array, weight: Array) -> Array:
-    """Σ weight_n x_n x_nᵀ; with non-negative weights NumPy sees a matrix times its own transpose, at half the cost."""
+def weighted_gram(x: Array, weight: Array, room: Array | None = None) -> Array:
+    """Σ weight_n x_n x_nᵀ; with non-negative weights NumPy sees a matrix times its own transpose, at half the cost.
+
+    `room`, of the shape of x, is where rows are scaled: fresh memory for every block would cost as much as the product.
+    """
     if weight.min() < 0.0:
-        return (x * weight[:, None]).T @ x
-    half = x * np.sqrt(weight)[:, None]
+        return np.multiply(x, weight[:, None], out=room).T @ x
+    half = np.multiply(x, np.sqrt(weight)[:, None], out=room)
     return half.T @ half
+
+
+def _quadratic_forms(x: Array, S: Array) -> Iterator[tuple[slice, Array, Array, Array]]:
+    """For each block of rows x_n: its slice, x, x_nᵀ S x_n (‖Lᵀ x_n‖² at half the cost when S = L Lᵀ), and room for x."""
+    try:
+        L = np.linalg.cholesky(symmetric(S))
+    except np.linalg.LinAlgError:
+        L = None
+    space = np.empty(0)
+    for rows in blocks(*x.shape):
+        part = x[rows]
+        space = space if space.size else np.empty_like(part)
+        room = space[: len(part)]
+        if L is None:
+            np.matmul(part, S, out=room)
+            yield rows, part, np.einsum("ij,ij->i", room, part), room
+        else:
+            room[:] = part
+            dtrmm(1.0, L, room.T, trans_a=1, lower=1, overwrite_b=1)
+            yield rows, part, np.einsum("ij,ij->i", room, room), room
 
 
 class Curvature(Protocol):
@@ -93,19 +119,16 @@ class LinearCurvature:
         """mean h_n² (x_nᵀ S x_n) x_n x_nᵀ."""
         n, dim = self.x.shape
         total = np.zeros((dim, dim))
-        for rows in blocks(n, dim):
-            x = self.x[rows]
-            q = np.einsum("ij,ij->i", x @ S, x) * self.second[rows] ** 2
-            total += weighted_gram(x, q)
+        for rows, x, q, room in _quadratic_forms(self.x, S):
+            total += weighted_gram(x, q * self.second[rows] ** 2, room)
         return symmetric(total) / n
 
     def third(self, S: Array) -> Array:
         """mean t_n (x_nᵀ S x_n) x_n."""
         n, dim = self.x.shape
         total = np.zeros(dim)
-        for rows in blocks(n, dim):
-            x = self.x[rows]
-            total += (np.einsum("ij,ij->i", x @ S, x) * self.third_[rows]) @ x
+        for rows, x, q, _ in _quadratic_forms(self.x, S):
+            total += (q * self.third_[rows]) @ x
         return total / n
 
 

@@ -111,7 +111,7 @@ def _restored(header: dict[str, Any], stored: Any) -> Calibration:
         hessian=moments.hessian,
         gradient_noise=stored["law.gradient_noise"],
         score_noise=stored["law.score_noise"],
-        mean_bias=stored["law.mean_bias"],
+        bias=stored["law.mean_bias"],
         dynamics=dynamics,
         proxy=header["tuning"]["proxy"],
     )

@@ -140,7 +140,8 @@ def tune(
         raise _unsolved(residual, equation, dynamics)
     step = symmetric(equation.step(Y))
     predicted = law(moments, matrix, step, dynamics, proxy, C)
-    if not predicted.modes.mean_is_stable:
+    # without momentum Σ − A Σ Aᵀ ≻ 0 with Σ ≻ 0 already makes A stable
+    if dynamics.momentum > 0.0 and not predicted.modes.mean_is_stable:
         raise InfeasibleTarget(
             f"target: the step matrix that solves the equation for momentum {dynamics.momentum:g} is not stable. "
             "To fix: use a smaller momentum."

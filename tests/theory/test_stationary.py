@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from pathlib import Path
@@ -195,6 +196,21 @@ def test_mean_bias_of_a_known_third_derivative():
     law = eq.stationary(m, 0.05, eq.Dynamics(8))
     expected = -0.5 * np.linalg.inv(m.hessian) @ np.array([np.sum(t * law.cov) for t in thirds])
     np.testing.assert_allclose(law.mean_bias, expected, rtol=1e-10)
+
+
+def test_mean_bias_waits_until_it_is_asked_for(monkeypatch):
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(40, 2))
+    m = eq.Moments.from_arrays(x, x[:, :, None] * x[:, None, :] + np.eye(2), thirds=np.ones((2, 2, 2)))
+    calls = []
+    third = eq.Moments.third_derivative
+    monkeypatch.setattr(eq.Moments, "third_derivative", lambda self, S: calls.append(S) or third(self, S))
+    law = eq.tune(m, "sandwich", eq.Dynamics(8)).predicted
+    assert not calls
+    first = law.mean_bias
+    assert law.mean_bias is first
+    assert len(calls) == 1
+    np.testing.assert_array_equal(dataclasses.replace(law, bias=np.ones(2)).mean_bias, np.ones(2))
 
 
 def test_bias_is_unknown_without_third_derivatives(small):

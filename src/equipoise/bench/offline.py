@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from scipy.linalg import cholesky
 from scipy.optimize import root
 
 import equipoise as eq
-from equipoise.bench.measure import PINNED, Settings, exponent, say, timed, unpinned
+from equipoise.bench.measure import PINNED, Settings, exponent, interleave, say, timed, unpinned
 from equipoise.bench.workloads import Prepared, make_data
 from equipoise.theory.proxy import proxy_noise
 
@@ -32,14 +33,15 @@ def offline_passes(prepared: Prepared, settings: Settings) -> dict[str, Any]:
     """Time of fit, moments and tuning, in passes over the data: X v and Xᵀ r in the same run, on the same thread."""
     x, y, workload = prepared.x, prepared.y, prepared.workload
     model, v, r = eq.glm(workload.family), np.ones(workload.dim), np.ones(workload.rows)
-    one = min(timed(lambda: (x @ v, r @ x)) for _ in range(1 if settings.smoke else 7))
-    stages: dict[str, list[float]] = {"fit": [], "moments": [], "tune": []}
     made: dict[str, Any] = {}
-    for _ in range(1 if settings.smoke else 2):
-        stages["fit"].append(timed(lambda: made.update(fit=eq.fit(model, (x, y)))))
-        stages["moments"].append(timed(lambda: made.update(moments=eq.moments(model, (x, y), made["fit"].params))))
-        dynamics = eq.Dynamics(workload.batches[0])
-        stages["tune"].append(timed(partial(eq.tune, made["moments"], "sandwich", dynamics)))
+    works: dict[str, Callable[[], Any]] = {
+        "pass": lambda: (x @ v, r @ x),
+        "fit": lambda: made.update(fit=eq.fit(model, (x, y))),
+        "moments": lambda: made.update(moments=eq.moments(model, (x, y), made["fit"].params)),
+        "tune": lambda: eq.tune(made["moments"], "sandwich", eq.Dynamics(workload.batches[0])),
+    }
+    stages = interleave(works, 1 if settings.smoke else 7)
+    one = min(stages.pop("pass"))
     passes = {stage: min(times) / one for stage, times in stages.items()}
     say(f"offline stage: {sum(passes.values()):.1f} passes {passes}")
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -104,13 +105,13 @@ class LinearProblem:
         """The family's constant; None for a family without one.
 
         An estimated gaussian scale is that of the residuals at `theta`, s² = Σ w r² / (N − D), or with a robust loss the
-        normal-consistent median of |r|: one rule serves the fit, the moments and the chain alike.
+        normal-consistent weighted median of |r|: one rule serves the fit, the moments and the chain alike.
         """
         if self.model.constant is not None or self.model.family.parameter is None:
             return self.model.constant
         residual = self.rows.y - self.predictor(theta)
         if self.model.divergence is not None:
-            scale = float(np.median(np.abs(residual))) / 0.6744897501960817
+            scale = _median(np.abs(residual), self.rows.weights) / 0.6744897501960817
         else:
             weights = 1.0 if self.rows.weights is None else self.rows.weights
             scale = float(np.sqrt(np.sum(weights * residual**2) / max(1, self.rows.n - self.rows.dim)))
@@ -165,58 +166,90 @@ class LinearProblem:
         terms = self._weighted(loss.value(self.predictor(theta), self.rows.y, loss.constants))
         return float(np.mean(terms)) + self._prior(theta)
 
+    def gradient(self, theta: Array) -> tuple[float, Array]:
+        """L and ∇L, reading the rows once."""
+        return self._derivatives(theta, curved=False)[:2]
+
     def derivatives(self, theta: Array) -> tuple[float, Array, Array]:
-        """L, ∇L and ∇²L in one pass over the rows."""
-        loss, rows = self.loss_at(theta), self.rows
-        eta, p = self.predictor(theta), loss.constants
-        g1 = self._weighted(loss.d1(eta, rows.y, p))
-        g2 = self._weighted(loss.d2(eta, rows.y, p))
-        value = float(np.mean(self._weighted(loss.value(eta, rows.y, p)))) + self._prior(theta)
-        gradient = g1 @ rows.x / rows.n + self.precision @ (theta - self.mean) / self.n
-        return value, gradient, self.gram(g2) + self.precision / self.n
+        """L, ∇L and ∇²L, reading the rows once."""
+        return self._derivatives(theta, curved=True)
+
+    def _derivatives(self, theta: Array, curved: bool) -> tuple[float, Array, Array]:
+        loss, n, dim = self.loss_at(theta), self.rows.n, self.rows.dim
+        p, value, gradient, H = loss.constants, 0.0, np.zeros(dim), np.zeros((dim, dim))
+        for _, part, room in self._parts():
+            x, y, eta = part.rows.x, part.rows.y, part.predictor(theta)
+            value += float(np.sum(part._weighted(loss.value(eta, y, p)))) / n
+            gradient += part._weighted(loss.d1(eta, y, p)) @ x / n
+            if curved:
+                H += weighted_gram(x, part._weighted(loss.d2(eta, y, p)), room)
+        gradient += self.precision @ (theta - self.mean) / self.n
+        return value + self._prior(theta), gradient, symmetric(H) / n + self.precision / self.n
+
+    def _parts(self) -> Iterator[tuple[slice, LinearProblem, Array]]:
+        """The problem on each block of rows, which stays in cache between its uses, and room for a copy of them."""
+        space = np.empty((0, self.rows.dim))
+        for block in blocks(*self.rows.x.shape):
+            part = replace(self, rows=self.rows.take(block))
+            space = space if len(space) else np.empty_like(part.rows.x)
+            yield block, part, space[: part.rows.n]
 
     def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
         """Name the columns along which the loss never rises: separated data."""
         rows = self.rows
         if self.model.divergence is not None:
             return None  # a bounded loss levels off everywhere: that proves nothing
-        slope = rows.x @ direction
-        reach = np.abs(slope).max()
-        if reach == 0.0 or np.any(np.abs(self.precision @ direction) > 1e-12 * np.abs(direction).max()):
+        if np.any(np.abs(self.precision @ direction) > 1e-12 * np.abs(direction).max()):
             return None
-        loss, eta = self.loss_at(theta), self.predictor(theta)
-        p, unit = loss.constants, slope / reach
-        with np.errstate(over="ignore", invalid="ignore"):
-            rise = loss.value(eta + 20.0 * unit, rows.y, p) - loss.value(eta, rows.y, p)
-            # far out as well: from a bad start every row may first fall on its way to the minimiser
-            slant = loss.d1(eta + 500.0 * unit, rows.y, p) * unit
-        if not np.all(np.maximum(rise, slant) <= 1e-6 * (1.0 + np.abs(rows.y))):
+        first = replace(self, rows=rows.take(slice(0, 1000)))  # they nearly always tell
+        if first._rises(theta, direction) or not np.any(rows.x @ direction) or self._rises(theta, direction):
             return None
         weight = np.abs(direction) * rows.x.std(axis=0)
         # an intercept has no spread of its own: it only balances the others
         weight = weight if weight.any() else np.abs(direction)
         return tuple(name for name, w in zip(rows.names, weight, strict=True) if w > 0.1 * weight.max())
 
+    def _rises(self, theta: Array, direction: Array) -> bool:
+        """Whether the loss of any row rises along `direction`."""
+        y, slope = self.rows.y, self.rows.x @ direction
+        reach = np.abs(slope).max()
+        if reach == 0.0:
+            return False
+        loss, eta = self.loss_at(theta), self.predictor(theta)
+        p, unit = loss.constants, slope / reach
+        with np.errstate(over="ignore", invalid="ignore"):
+            rise = loss.value(eta + 20.0 * unit, y, p) - loss.value(eta, y, p)
+            # far out as well: from a bad start every row may first fall on its way to the minimiser
+            slant = loss.d1(eta + 500.0 * unit, y, p) * unit
+        return bool(np.any(~(np.maximum(rise, slant) <= 1e-6 * (1.0 + np.abs(y)))))
+
     def moments(self, params: Any, tuning_rows: int | None = None, seed: int = 0) -> Moments:
         """J, V, H and the curvature operator at `params`."""
         if tuning_rows is not None:
             return self.subsample(tuning_rows, seed).moments(params)
         theta = self.flatten(params)
-        loss, rows = self.loss_at(theta), self.rows
-        eta, p = self.predictor(theta), loss.constants
-        g1, g2, g3 = (self._weighted(d(eta, rows.y, p)) for d in (loss.d1, loss.d2, loss.d3))
-        mean_score = g1 @ rows.x / rows.n
-        J = self.gram(g2)
+        loss, n, dim = self.loss_at(theta), self.rows.n, self.rows.dim
+        p, square = loss.constants, 0.0
+        mean, J, V = np.zeros(dim), np.zeros((dim, dim)), np.zeros((dim, dim))
+        second, third = np.empty(n), np.empty(n)
+        for block, part, room in self._parts():
+            x, y, eta = part.rows.x, part.rows.y, part.predictor(theta)
+            g1, second[block], third[block] = (part._weighted(d(eta, y, p)) for d in (loss.d1, loss.d2, loss.d3))
+            square += float(g1 @ g1)
+            mean += g1 @ x / n
+            J += weighted_gram(x, second[block], room)
+            V += weighted_gram(x, g1**2, room)
+        J = symmetric(J) / n
         return Moments(
             n=self.n,
             params=theta,
             loss_hessian=J,
             hessian=J + self.precision / self.n,
-            score_cov=self.gram(g1**2) - np.outer(mean_score, mean_score),
-            mean_score=mean_score,
-            noise_ratio=float(np.sum(g1**2) / np.sum(g2)),
-            curvature=LinearCurvature(rows.x, g2, g3),
-            names=rows.names,
+            score_cov=symmetric(V) / n - np.outer(mean, mean),
+            mean_score=mean,
+            noise_ratio=square / float(np.sum(second)),
+            curvature=LinearCurvature(self.rows.x, second, third),
+            names=self.rows.names,
         )
 
     def curvature_range(self, theta: Array, radius: float | None) -> tuple[Array, Array, Array, str]:
@@ -257,3 +290,13 @@ class LinearProblem:
 
     def _weighted(self, terms: Array) -> Array:
         return terms if self.rows.weights is None else terms * self.rows.weights
+
+
+def _median(values: Array, weights: Array | None) -> float:
+    """The median of values that count as often as their weights say."""
+    if weights is None:
+        return float(np.median(values))
+    order = np.argsort(values)
+    below = np.cumsum(weights[order])
+    middle = [np.searchsorted(below, 0.5 * below[-1], side) for side in ("left", "right")]
+    return float(np.mean(values[order[middle]]))

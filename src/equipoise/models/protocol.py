@@ -77,6 +77,10 @@ class Problem(Protocol):
         """L(θ)."""
         ...
 
+    def gradient(self, theta: Array) -> tuple[float, Array]:
+        """L and ∇L."""
+        ...
+
     def derivatives(self, theta: Array) -> tuple[float, Array, Array]:
         """L, ∇L and ∇²L."""
         ...

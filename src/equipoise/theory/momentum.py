@@ -11,10 +11,11 @@ whose last bracket vanishes for κ = 0. Continuous time drops every term of seco
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cholesky, eigh, solve_triangular
+from scipy.linalg import solve_triangular
 from scipy.sparse.linalg import LinearOperator, gmres
 
 __all__ = ["StepEquation", "solve_step"]
@@ -50,8 +51,8 @@ class StepEquation:
         cls, target: Array, hessian: Array, noise: Array, momentum: float, temperature: float, discrete: bool
     ) -> StepEquation:
         """Set the equation up for a target covariance and the gradient noise C(Σ) at it."""
-        L = cholesky(target, lower=True)
-        s, U = eigh(L.T @ hessian @ L)
+        L = np.linalg.cholesky(target)
+        s, U = np.linalg.eigh(L.T @ hessian @ L)
         W = L @ U
         return cls(W, s, W.T @ noise @ W, momentum, temperature, discrete)
 
@@ -60,13 +61,13 @@ class StepEquation:
         """The smallest β for which a step exists is just above (1−κ)/s_min: injected noise alone then fills the target."""
         return (1.0 - self.momentum) / float(self.slopes[0])
 
-    @property
+    @cached_property
     def resistance(self) -> Array:
         """(1−κ)(s_i + s_j) − (1−κ)² 2/β."""
         k = self.momentum
         return (1.0 - k) * np.add.outer(self.slopes, self.slopes) - 2.0 * self.temperature * (1.0 - k) ** 2
 
-    @property
+    @cached_property
     def source(self) -> Array:
         """The right-hand side without the bracket."""
         if not self.discrete:
@@ -77,8 +78,6 @@ class StepEquation:
 
     def bracket(self, Y: Array) -> Array:
         """κ/(1−κ²) (s Y⁻¹ s Y + Y s Y⁻¹ s)."""
-        if self.momentum == 0.0 or not self.discrete:
-            return np.zeros_like(Y)
         half = self._curl(Y)
         return half + half.T
 
@@ -88,7 +87,8 @@ class StepEquation:
 
     def residual(self, Y: Array) -> Array:
         """Left side minus right side."""
-        return self.resistance * Y - self.source + self.bracket(Y)
+        rest = self.resistance * Y - self.source
+        return rest + self.bracket(Y) if self.momentum > 0.0 and self.discrete else rest
 
     def error(self, Y: Array) -> float:
         """Relative residual."""
@@ -96,7 +96,7 @@ class StepEquation:
 
     def step(self, Y: Array) -> Array:
         """Λ = W Y⁻¹ Wᵀ."""
-        half = solve_triangular(cholesky(Y, lower=True), self.basis.T, lower=True)
+        half = solve_triangular(np.linalg.cholesky(Y), self.basis.T, lower=True, check_finite=False)
         return half.T @ half
 
 
@@ -170,4 +170,8 @@ def _search(
 
 
 def _positive(Y: Array) -> bool:
-    return bool(np.linalg.eigvalsh(Y)[0] > 0.0)
+    try:
+        np.linalg.cholesky(Y)
+    except np.linalg.LinAlgError:
+        return False
+    return True

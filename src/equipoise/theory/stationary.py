@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -44,8 +45,8 @@ class Stationary:
         C(Σ), the stationary mean of the gradient covariance.
     score_noise
         C(0), the gradient covariance at the minimiser.
-    mean_bias
-        −½ H⁻¹ ∇³L[Σ], the predicted shift of the stationary mean; NaN where third derivatives are unknown.
+    bias
+        The mean bias, or how to compute it: it takes a pass over the data, and is computed when first asked for.
     dynamics, proxy
         The dynamics and the proxy the law was computed with.
     """
@@ -55,10 +56,15 @@ class Stationary:
     hessian: Array
     gradient_noise: Array
     score_noise: Array
-    mean_bias: Array
+    bias: Array | Callable[[], Array] = field(repr=False)
     dynamics: Dynamics
     proxy: str
     noise: Noise | None = field(repr=False, default=None)
+
+    @cached_property
+    def mean_bias(self) -> Array:
+        """−½ H⁻¹ ∇³L[Σ], the predicted shift of the stationary mean; NaN where third derivatives are unknown."""
+        return self.bias() if callable(self.bias) else self.bias
 
     @cached_property
     def modes(self) -> Modes:
@@ -218,7 +224,10 @@ def law(
     noise = proxy_noise(moments, dynamics, proxy)
     cov = 0.5 * (cov + cov.T)
     C = noise.at(cov) if gradient_noise is None else gradient_noise
-    bias = -0.5 * np.linalg.solve(moments.hessian, moments.third_derivative(cov)).astype(np.float64)
+
+    def bias() -> Array:
+        return -0.5 * np.linalg.solve(moments.hessian, moments.third_derivative(cov)).astype(np.float64)
+
     return Stationary(cov, step, moments.hessian, C, noise.constant, bias, dynamics, proxy, noise)
 
 

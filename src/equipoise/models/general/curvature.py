@@ -16,10 +16,12 @@ from equipoise.moments import blocks, symmetric
 if TYPE_CHECKING:
     from equipoise.models.general.model import GeneralProblem
 
-__all__ = ["FactoredCurvature", "GeneralCurvature", "factored_curvature"]
+__all__ = ["DIRECTIONS", "FactoredCurvature", "GeneralCurvature", "factored_curvature"]
 
 Array = NDArray[np.float64]
 
+# Directions of a third derivative that are taken together: enough for matrix products, few enough to stay in cache.
+DIRECTIONS = 16
 _EXACT = 1e-9  # relative size below which an eigenvalue of a row's Hessian counts as zero
 _PROBED_ROWS = 32
 # Probes beyond the rank: a square random matrix is nearly singular for one of many rows, a wide one for none.
@@ -52,7 +54,7 @@ class GeneralCurvature:
         values, vectors = np.linalg.eigh(symmetric(S))
         functions, total = self.problem.model.functions, np.zeros(len(S))
         with jax.enable_x64(True):
-            for block in self.problem.blocks(len(S)):
+            for block in self.problem.blocks(DIRECTIONS * len(S)):
                 total += np.asarray(functions.bend_gradient(self.theta, *block, values, vectors.T))
             penalty = np.asarray(functions.penalty_bend(self.theta, S))
         return total / self.problem.size + penalty / self.problem.n

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from equipoise.errors import InvalidInput
-from equipoise.models.general.curvature import GeneralCurvature, factored_curvature
+from equipoise.models.general.curvature import DIRECTIONS, GeneralCurvature, factored_curvature
 from equipoise.models.general.structure import Structure, row_count, trainable_structure
 from equipoise.moments import FLAT, Curvature, Moments, curvature_axes, symmetric
 
@@ -164,15 +164,14 @@ class Functions:
             away = structure.embed(theta) - mean
             return 0.5 * away @ precision @ away
 
-        def bend(theta: Any, block: Any, mask: Any, values: Any, vectors: Any) -> Any:
-            """Σ over rows of tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ."""
+        def bend_gradient(theta: Any, block: Any, mask: Any, values: Any, vectors: Any) -> Any:
+            """Σ over rows of ∇ tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ: second derivatives of the gradient along each v_i."""
 
-            def along(pair: Any) -> Any:
-                s, v = pair
-                slope = lambda t: jax.jvp(lambda u: total(u, block, mask), (t,), (v,))[1]  # noqa: E731
-                return s * jax.jvp(slope, (theta,), (v,))[1]
+            def along(v: Any) -> Any:
+                slope = lambda t: jax.jvp(lambda u: jax.grad(total)(u, block, mask), (t,), (v,))[1]  # noqa: E731
+                return jax.jvp(slope, (theta,), (v,))[1]
 
-            return jnp.sum(jax.lax.map(along, (values, vectors)))
+            return values @ jax.lax.map(along, vectors, batch_size=DIRECTIONS)
 
         self.row = row
         self.penalty = penalty
@@ -186,7 +185,7 @@ class Functions:
                 lambda o: jax.vmap(lambda v: jax.jvp(lambda t: jax.grad(row)(t, o), (theta,), (v,))[1])(vectors)
             )(block)
         )
-        self.bend_gradient = jax.jit(jax.grad(bend))
+        self.bend_gradient = jax.jit(bend_gradient)
         self.penalty_derivatives = jax.jit(lambda t: (penalty(t), jax.grad(penalty)(t), jax.hessian(penalty)(t)))
         self.penalty_bend = jax.jit(jax.grad(lambda t, S: jnp.sum(jax.hessian(penalty)(t) * S)))
 
