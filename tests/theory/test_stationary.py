@@ -215,3 +215,11 @@ def test_mean_bias_waits_until_it_is_asked_for(monkeypatch):
 
 def test_bias_is_unknown_without_third_derivatives(small):
     assert np.isnan(eq.stationary(small.moments, 0.002, eq.Dynamics(16)).mean_bias).all()
+
+
+def test_noise_that_is_no_covariance_is_named(small) -> None:
+    J = small.loss_hessian
+    indefinite = dataclasses.replace(small, loss_hessian=J - 1.5 * np.linalg.eigvalsh(J)[0] * np.eye(len(J)))
+    step = 0.1 * eq.max_stable_step(small, eq.Dynamics(5))
+    with pytest.raises(eq.InvalidInput, match="dq-const"):
+        eq.stationary(indefinite, step, eq.Dynamics(5), proxy="dq-const")

@@ -207,13 +207,23 @@ def stationary(moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str
     ------
     UnstableStep
         If no stationary covariance exists; the error carries the largest stable multiple of the step.
+    InvalidInput
+        If the proxy puts a matrix for the noise that is no covariance: an indefinite Hessian.
     """
     Lam = step_matrix(step, moments.dim)
     noise = proxy_noise(moments, dynamics, proxy)
     modes = _modes(Lam, moments.hessian, dynamics, noise.discrete)
     S = _solve(modes, noise) if modes.mean_is_stable else None
     if S is None:
-        raise UnstableStep(spectral_radius(modes, noise), largest_multiple(modes, noise))
+        radius = spectral_radius(modes, noise)
+        if modes.mean_is_stable and radius < 1.0:
+            raise InvalidInput(
+                "proxy",
+                "one whose gradient noise is a covariance here",
+                f"{proxy!r}, whose noise has the eigenvalue {float(np.linalg.eigvalsh(noise.constant)[0]):.2g}",
+                "use 'dq-exact', or take moments where the loss is convex",
+            )
+        raise UnstableStep(radius, largest_multiple(modes, noise))
     return law(moments, modes.outward(S), Lam, dynamics, proxy)
 
 
