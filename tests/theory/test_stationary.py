@@ -218,8 +218,9 @@ def test_bias_is_unknown_without_third_derivatives(small):
 
 
 def test_noise_that_is_no_covariance_is_named(small) -> None:
-    J = small.loss_hessian
-    indefinite = dataclasses.replace(small, loss_hessian=J - 1.5 * np.linalg.eigvalsh(J)[0] * np.eye(len(J)))
-    step = 0.1 * eq.max_stable_step(small, eq.Dynamics(5))
+    moments = small.moments
+    J = moments.loss_hessian
+    indefinite = dataclasses.replace(moments, loss_hessian=J - 1.5 * np.linalg.eigvalsh(J)[0] * np.eye(len(J)))
+    step = 0.1 * eq.max_stable_step(moments, eq.Dynamics(5))
     with pytest.raises(eq.InvalidInput, match="dq-const"):
         eq.stationary(indefinite, step, eq.Dynamics(5), proxy="dq-const")
