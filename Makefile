@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 
-.PHONY: setup demo test lint format types docs coverage-study bench bench-peers clean
+.PHONY: setup demo test lint format types docs coverage-study bench bench-peers reproduce clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,9 @@ bench-peers: setup
 
 bench: setup
 	$(BIN)/python benchmarks/run.py
+
+reproduce: setup
+	$(BIN)/equipoise reproduce all $(if $(GERMAN_CSV),--german-csv $(GERMAN_CSV))
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -10,8 +10,6 @@ from equipoise.bench.verdicts import Verdict, verdicts
 
 __all__ = ["render", "write_block"]
 
-_BLOCK = re.compile(r"<!-- bench:begin -->.*?<!-- bench:end -->", re.S)
-
 
 def render(data: dict[str, Any], full: bool = True) -> str:
     """The tables of a run: speed, and with `full` claims and everything else."""
@@ -25,13 +23,13 @@ def render(data: dict[str, Any], full: bool = True) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def write_block(page: Path, text: str) -> bool:
+def write_block(page: Path, text: str, name: str = "bench") -> bool:
     """Put text between the marks of a page; False if the page or its marks are not there."""
     if not page.is_file():
         return False
     before = page.read_text(encoding="utf-8")
-    block = f"<!-- bench:begin -->\n{text}<!-- bench:end -->"
-    after, count = _BLOCK.subn(lambda _: block, before)
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    after, count = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n{text}{end}", before, flags=re.S)
     if count:
         page.write_text(after, encoding="utf-8")
     return count > 0
