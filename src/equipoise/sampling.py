@@ -44,11 +44,7 @@ class Engine(Protocol):
         ...
 
     def advance(self, states: list[Any], steps: int, thin: int, outs: list[Array], pool: Executor) -> list[int]:
-        """Run steps of every chain in place; rows written to each, or −1 minus that number on divergence."""
-        ...
-
-    def parameters(self, positions: Array) -> Array:
-        """Stored positions as parameters."""
+        """Run steps of every chain in place and store θ; rows written to each, or −1 minus that number on divergence."""
         ...
 
 
@@ -165,7 +161,7 @@ def sample(
             "guard": radius2,
         }
         keeper = Checkpoint(Path(checkpoint), fingerprint(engine, tuning, options), checkpoint_seconds)
-        keeper.restore(run.states, run.positions, run.written)
+        keeper.restore(run.states, run.draws, run.written)
     seconds = run.execute(min(chains, workers), progress, keeper)
     result = _collect(run, problem, tuning, seed, seconds)
     for index, written in enumerate(run.written):
@@ -207,24 +203,24 @@ def guard_radius2(problem: Any, tuning: Tuning, guard: float | str | None) -> fl
 
 @dataclass
 class _Run:
-    """A run in progress: every chain's state and its stored positions."""
+    """A run in progress: every chain's state and its stored draws, of which those not yet written are undefined."""
 
     engine: Engine
-    draws: int
+    count: int
     thin: int
     burn_in: int
     states: list[Any]
-    positions: Array = field(init=False)
+    draws: Array = field(init=False)
     written: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         dim = self.states[0].position.size
-        self.positions = np.full((len(self.states), self.draws, dim), np.nan)
+        self.draws = np.empty((len(self.states), self.count, dim))
         self.written = [0] * len(self.states)
 
     @property
     def steps(self) -> int:
-        return self.burn_in + self.draws * self.thin
+        return self.burn_in + self.count * self.thin
 
     def execute(self, threads: int, progress: bool, keeper: Checkpoint | None) -> float:
         """Advance all chains to the end, a fraction of a second at a time; returns the time taken."""
@@ -241,9 +237,9 @@ class _Run:
                 chunk = max(1, int(chunk * min(8.0, _ROUND_SECONDS / max(elapsed, 1e-6))))
                 bar.update(sum(state.step for state in self.states))
                 if keeper is not None:
-                    keeper.save(self.states, self.positions, self.written)
+                    keeper.save(self.states, self.draws, self.written)
         if keeper is not None:
-            keeper.save(self.states, self.positions, self.written, force=True)
+            keeper.save(self.states, self.draws, self.written, force=True)
         return time.perf_counter() - began
 
     def _live(self) -> list[int]:
@@ -255,12 +251,14 @@ class _Run:
             step = self.states[live[0]].step
             burning = self.burn_in - step
             steps = min(size, burning if burning > 0 else self.steps - step)
-            outs = [self.positions[c, self.written[c] :] for c in live]
+            outs = [self.draws[c, self.written[c] :] for c in live]
             thin = 0 if burning > 0 else self.thin
             counts = self.engine.advance([self.states[c] for c in live], steps, thin, outs, pool)
             for c, count in zip(live, counts, strict=True):
                 done = self.written[c]
                 self.written[c] = done + count if count >= 0 else -1 - (done - count - 1)
+                if count < 0:
+                    self.draws[c, done - count - 1 :] = np.nan
             size -= steps
 
 
@@ -298,8 +296,6 @@ def _require_match(problem: Problem, tuning: Tuning) -> None:
 
 
 def _collect(run: _Run, problem: Problem, tuning: Tuning, seed: int, seconds: float) -> Chains:
-    for chain in run.positions:
-        chain[:] = run.engine.parameters(chain)
     taken = sum(state.step for state in run.states)
     hits = sum(state.hits for state in run.states)
     statistics = {
@@ -310,7 +306,7 @@ def _collect(run: _Run, problem: Problem, tuning: Tuning, seed: int, seconds: fl
         "guard_rate": hits / max(1, taken),
     }
     return Chains(
-        run.positions,
+        run.draws,
         problem.names,
         run.thin,
         run.burn_in,

@@ -15,7 +15,7 @@ from scipy.special import expit
 from equipoise.engines.compiling import _bind, _signature, kernel
 from equipoise.engines.kernel import EXACT
 from equipoise.engines.kernel import run as _run
-from equipoise.engines.linear import LinearProgram, advance, advance_coupled, initial_state
+from equipoise.engines.linear import LinearProgram, advance, advance_coupled, initial_state, lifting
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
 from equipoise.engines.table import RowTable
 from equipoise.models.family import FAMILIES, ScalarLoss
@@ -166,17 +166,37 @@ def test_threads_change_no_bit():
     assert len({draws[-1, 0] for draws in serial}) == 4
 
 
-def test_draws_are_stored_at_multiples_of_thin_in_any_layout():
+def test_draws_are_stored_at_multiples_of_thin_in_rows_of_any_stride():
     program = build(noise_scale=0.05)
     every, _ = run(program, 23)
     state = start_of(program)
     advance(program, state, 4, 0, np.zeros((0, 3)))
     assert state.step == 4
-    strided = np.zeros((3, 10, 2))[:, :, 1].T
+    strided = np.zeros((10, 2, 3))[:, 1]
     assert advance(program, state, 19, 5, strided) == 4
     np.testing.assert_array_equal(strided[:4], every[4::5])
     with pytest.raises(ValueError, match="too few"):
         advance(program, state, 10, 2, np.zeros((4, 3)))
+    with pytest.raises(ValueError, match="contiguous"):
+        advance(program, state, 1, 1, np.zeros((3, 4)).T)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 8, 50])
+@pytest.mark.parametrize("triangular", [True, False])
+def test_draws_are_lifted_without_a_trace_of_how_a_run_is_split(dim, triangular):
+    program, rng = build(dim=dim, noise_scale=0.1, scale=0.1), np.random.default_rng(dim)
+    root, center = rng.normal(size=(dim, dim)), rng.normal(size=dim)
+    root = np.tril(root) if triangular else root
+    phi, _ = run(program, 100, thin=3)
+    whole, state = np.zeros((33, dim)), start_of(program)
+    assert advance(program, state, 100, 3, whole, lifting(root, center)) == 33
+    np.testing.assert_allclose(whole, center + phi @ root.T, rtol=0.0, atol=1e-13 * np.sqrt(dim))
+    again, pieces = start_of(program), np.zeros((0, dim))
+    for steps in (1, 2, 30, 0, 17, 50):
+        out = np.zeros((steps, dim))
+        pieces = np.vstack([pieces, out[: advance(program, again, steps, 3, out, lifting(root, center))]])
+    np.testing.assert_array_equal(pieces, whole)
+    np.testing.assert_array_equal(again.position, state.position)
 
 
 def test_the_program_keeps_the_callers_values_and_survives_read_only_arrays():

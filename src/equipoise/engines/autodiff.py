@@ -51,10 +51,6 @@ class AutodiffEngine:
         """A chain at θ, at rest."""
         return initial_state(theta, seed)
 
-    def parameters(self, positions: Array) -> Array:
-        """Positions are parameters."""
-        return positions
-
     def identity(self) -> tuple[Array, ...]:
         """The arrays that, with the step and the options, determine a run; a loss has no bytes, its value at θ̂ has."""
         scores = self.problem.gradient(self.center + 0.1 * np.sqrt(np.diag(self.tuning.predicted.cov)))

@@ -68,10 +68,11 @@ def _signature(constants: int, storage: str) -> Any:
     held = few if constants <= MOST_CONSTANTS else real[::1]
     model = types.Tuple((cells, real[:, :], held, real[:, ::1]))
     guard = types.Tuple((real, real[:, ::1], real))
-    scratch = types.Tuple((word[::1], types.uint32[::1], word[::1], real[::1]))
+    scratch = types.Tuple((word[::1], types.uint32[::1], word[::1], real[::1], real[::1]))
     arguments = model, guard, types.UniTuple(real, 2), real[::1], real[::1], word[::1], scratch
     result = types.Tuple((whole, whole, whole, types.boolean))
-    return result(*arguments, types.UniTuple(whole, 4), real[:, :])
+    lift = types.Tuple((real[::1], whole[::1]))
+    return result(*arguments, types.UniTuple(whole, 4), lift, real[:, :])
 
 
 @lru_cache(maxsize=64)

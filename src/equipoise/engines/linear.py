@@ -22,13 +22,16 @@ from numpy.typing import NDArray
 
 from equipoise.engines.compiling import MOST_CONSTANTS, kernel
 from equipoise.engines.compiling import compile_helper as _compile_helper  # noqa: F401  (tests compile losses with it)
-from equipoise.engines.kernel import BLOCK, GROUP, STRIPS, Scratch
+from equipoise.engines.kernel import BLOCK, GROUP, HELD, STRIPS, Lift, Scratch
 from equipoise.engines.table import RowTable, padded, side_columns
+from equipoise.engines.vector import LANES
 from equipoise.models.family import ScalarLoss
 
-__all__ = ["ChainState", "LinearProgram", "advance", "advance_coupled", "initial_state"]
+__all__ = ["ChainState", "LinearProgram", "advance", "advance_coupled", "initial_state", "lifting"]
 
 Array = NDArray[np.float64]
+
+_AS_THEY_ARE: Lift = np.empty(0), np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +107,9 @@ def initial_state(position: Array, seed: np.random.SeedSequence) -> ChainState:
     return ChainState(start, np.zeros_like(start), seed.generate_state(4, np.uint64).astype(np.uint64))
 
 
-def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, out: Array) -> int:
+def advance(
+    program: LinearProgram, state: ChainState, steps: int, thin: int, out: Array, lift: Lift = _AS_THEY_ARE
+) -> int:
     """Run `steps` steps in place and store every `thin`-th iterate; no bit depends on how a run is split.
 
     Parameters
@@ -112,7 +117,9 @@ def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, ou
     thin
         φ is stored after each step whose number `state.step` (from 1) is a multiple of it; 0 stores nothing.
     out
-        Receives the draws, (m, D), in any memory layout.
+        Receives the draws, (m, D), each in one piece of memory.
+    lift
+        What draws are stored as: the map made by `lifting`, or nothing for φ itself.
 
     Returns
     -------
@@ -123,11 +130,13 @@ def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, ou
     Raises
     ------
     ValueError
-        If `out` has too few rows.
+        If `out` has too few rows, or rows that are not in one piece.
     """
     if thin > 0 and (state.step + steps) // thin - state.step // thin > len(out):
         # The compiled loop does not check its bounds.
         raise ValueError(f"out has {len(out)} rows, too few for {steps} steps thinned by {thin}")
+    if out.size > len(out) and out.strides[1] != out.itemsize:
+        raise ValueError("the rows of out must be contiguous")
     table, loss = program.table, program.loss
     dim, width = table.dim, padded(table.dim)
     phi, m = np.zeros((2, width))
@@ -141,7 +150,7 @@ def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, ou
     ahead = table.ahead if program.ahead is None else program.ahead
     loop = kernel(loss.name, loss.d1, min(len(loss.p), MOST_CONSTANTS + 1), str(table.cells.dtype))
     state.step, hits, stored, finite = loop(
-        model, guard, rates, phi, m, state.rng, _scratch(program), (state.step, steps, thin, ahead), out
+        model, guard, rates, phi, m, state.rng, _scratch(program), (state.step, steps, thin, ahead), lift, out
     )
     state.position[:], state.velocity[:] = phi[:dim], m[:dim]
     state.hits += hits
@@ -149,10 +158,23 @@ def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, ou
 
 
 def _scratch(program: LinearProgram) -> Scratch:
-    """Memory for a step: the batch in whole groups, the permutation it is drawn from, its swaps, a block's strips."""
-    size = program.batch_size
+    """Memory for a step: the batch in whole groups, the permutation it is drawn from, its swaps, a block's strips.
+
+    Last, the iterates that wait to be stored, before and after they are lifted.
+    """
+    size, stage = program.batch_size, np.zeros(2 * HELD * padded(program.table.dim))
     order = np.arange(0 if program.replacement else len(program.table.cells), dtype=np.uint32)
-    return np.empty(-(-size // GROUP) * GROUP, np.uint64), order, np.empty(size, np.uint64), np.zeros(STRIPS * BLOCK)
+    batch, swaps = np.empty(-(-size // GROUP) * GROUP, np.uint64), np.empty(size, np.uint64)
+    return batch, order, swaps, np.zeros(STRIPS * BLOCK), stage
+
+
+def lifting(root: Array, center: Array) -> Lift:
+    """The map φ → θ̂ + L φ as the loop reads it; with a triangular L, half of it is not read at all."""
+    dim, width = center.size, padded(center.size)
+    columns = np.zeros((dim + 1, width))
+    columns[:dim, :dim], columns[dim, :dim] = root.T, center
+    used = columns[:dim].reshape(dim, -1, LANES).any(axis=2)
+    return columns.ravel(), (used * np.arange(1, dim + 1)[:, None]).max(axis=0)
 
 
 def advance_coupled(
