@@ -31,7 +31,7 @@ from equipoise.engines.vector import (
     zeros,
 )
 
-__all__ = ["BLOCK", "EXACT", "GROUP", "HELD", "STRIPS", "Lift", "Scratch", "run"]
+__all__ = ["BLOCK", "EXACT", "GROUP", "HELD", "STRIPS", "Lift", "Scratch", "lift_rows", "run"]
 
 Array = NDArray[np.float64]
 Batch = NDArray[np.uint64]
@@ -237,6 +237,18 @@ def _release(stage: Array, lift: Lift, held: int, out: Array, stored: int) -> in
         for j in range(whole, dim):
             out[stored + k, j] = stage[at + j]
     return stored + held
+
+
+def lift_rows(positions: Array, lift: Lift, out: Array) -> None:
+    """Map positions back to parameters, with the bits that `run` would have stored."""
+    width = lift[0].size // (positions.shape[1] + 1)
+    stage = np.zeros(2 * HELD * width)
+    for start in range(0, positions.shape[0], HELD):
+        held = min(HELD, positions.shape[0] - start)
+        for k in range(held):
+            for j in range(positions.shape[1]):
+                stage[k * width + j] = positions[start + k, j]
+        _release(stage, lift, held, out, start)
 
 
 def run(
