@@ -102,6 +102,7 @@ def sample(
     guard: float | str | None = "auto",
     threads: int | None = None,
     checkpoint_seconds: float = 10.0,
+    storage: str = "float64",
 ) -> Chains:
     """Run tuned chains.
 
@@ -128,6 +129,9 @@ def sample(
         Chains run at once; all cores by default.
     checkpoint_seconds
         Time between two writes of the checkpoint.
+    storage
+        `"float32"` holds the rows of a linear-predictor model in half the memory, for large data; sums are float64
+        either way.
 
     Returns
     -------
@@ -148,7 +152,7 @@ def sample(
     every = resolve_thin(thin, tuning)
     discard = resolve_burn_in(burn_in, tuning)
     radius2 = guard_radius2(problem, tuning, guard)
-    engine = _engine(problem, tuning, radius2)
+    engine = _engine(problem, tuning, radius2, storage)
     run = _Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
     keeper = None
     if checkpoint is not None:
@@ -273,12 +277,14 @@ def _starts(engine: Engine, tuning: Tuning, chains: int, seed: int) -> list[Any]
     return states
 
 
-def _engine(problem: Any, tuning: Tuning, radius2: float) -> Engine:
+def _engine(problem: Any, tuning: Tuning, radius2: float, storage: str) -> Engine:
     # the engines' compilers are imported only by those who sample
     if isinstance(problem, LinearProblem):
         from equipoise.engines.whiten import linear_engine
 
-        return linear_engine(problem, tuning, radius2)
+        return linear_engine(problem, tuning, radius2, storage)
+    if storage != "float64":
+        raise InvalidInput("storage", "float64 for a loss of your own", repr(storage), "leave it out")
     from equipoise.engines.autodiff import autodiff_engine
 
     return autodiff_engine(problem, tuning, radius2)

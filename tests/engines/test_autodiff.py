@@ -200,6 +200,11 @@ def test_nothing_is_compiled_between_rounds(case, monkeypatch) -> None:
     assert loop._cache_size() == 1
 
 
+def test_rows_of_a_loss_of_your_own_are_float64(logistic) -> None:
+    with pytest.raises(eq.InvalidInput, match="storage: must be float64 for a loss of your own; got 'float32'"):
+        run(*logistic, storage="float32")
+
+
 # divergence
 
 
