@@ -43,7 +43,9 @@ class Engine(Protocol):
         """A chain at θ."""
         ...
 
-    def advance(self, states: list[Any], steps: int, thin: int, outs: list[Array], pool: Executor) -> list[int]:
+    def advance(
+        self, states: list[Any], steps: int, thin: int, outs: list[Array], pool: Executor, threads: int = 1
+    ) -> list[int]:
         """Run steps of every chain in place and store θ; rows written to each, or −1 minus that number on divergence."""
         ...
 
@@ -126,7 +128,7 @@ def sample(
         `"auto"` projects iterates back onto a very large ellipsoid for losses with an exponential mean (theory §10);
         a number sets its radius in standard deviations; None turns it off.
     threads
-        Chains run at once; all cores by default.
+        Threads to use, all cores by default: one per chain, or several when batches are large and chains are few.
     checkpoint_seconds
         Time between two writes of the checkpoint.
     storage
@@ -166,7 +168,7 @@ def sample(
         }
         keeper = Checkpoint(Path(checkpoint), fingerprint(engine, tuning, options), checkpoint_seconds)
         keeper.restore(run.states, run.draws, run.written)
-    seconds = run.execute(min(chains, workers), progress, keeper)
+    seconds = run.execute(workers, progress, keeper)
     result = _collect(run, problem, tuning, seed, seconds)
     for index, written in enumerate(run.written):
         if written < 0:
@@ -235,7 +237,7 @@ class _Run:
         ):
             while self._live():
                 tick = time.perf_counter()
-                self._advance(chunk, pool)
+                self._advance(chunk, pool, threads)
                 elapsed = time.perf_counter() - tick
                 # the first round also compiles: let chunks grow by a bounded factor
                 chunk = max(1, int(chunk * min(8.0, _ROUND_SECONDS / max(elapsed, 1e-6))))
@@ -250,14 +252,14 @@ class _Run:
         """Chains that are neither lost nor finished; they are always at the same step."""
         return [c for c, state in enumerate(self.states) if self.written[c] >= 0 and state.step < self.steps]
 
-    def _advance(self, size: int, pool: Executor) -> None:
+    def _advance(self, size: int, pool: Executor, threads: int) -> None:
         while size > 0 and (live := self._live()):
             step = self.states[live[0]].step
             burning = self.burn_in - step
             steps = min(size, burning if burning > 0 else self.steps - step)
             outs = [self.draws[c, self.written[c] :] for c in live]
             thin = 0 if burning > 0 else self.thin
-            counts = self.engine.advance([self.states[c] for c in live], steps, thin, outs, pool)
+            counts = self.engine.advance([self.states[c] for c in live], steps, thin, outs, pool, threads)
             for c, count in zip(live, counts, strict=True):
                 done = self.written[c]
                 self.written[c] = done + count if count >= 0 else -1 - (done - count - 1)

@@ -13,6 +13,7 @@ import pytest
 from scipy.special import expit
 
 from equipoise.engines.compiling import _bind, _signature, kernel
+from equipoise.engines.cost import SPLIT
 from equipoise.engines.kernel import EXACT
 from equipoise.engines.kernel import run as _run
 from equipoise.engines.linear import LinearProgram, advance, advance_coupled, initial_state, lifting
@@ -164,6 +165,32 @@ def test_threads_change_no_bit():
         threaded = list(pool.map(chain, seeds))
     np.testing.assert_array_equal(threaded, serial)
     assert len({draws[-1, 0] for draws in serial}) == 4
+
+
+@pytest.mark.parametrize("batch_size", [SPLIT, SPLIT + 1030])
+def test_sharing_a_step_between_threads_changes_no_bit(batch_size):
+    options = {"momentum": 0.3, "noise_scale": 0.02, "prior": True, "weighted": True, "dim": 5}
+    program = build("poisson", batch_size=batch_size, **options)
+    expected, m, _ = reference(program, 12, start_of(program))
+    whole, end = run(program, 12, thin=5)
+    np.testing.assert_allclose(whole, expected[4::5], rtol=0.0, atol=1e-11)
+    np.testing.assert_allclose(end.velocity, m, rtol=0.0, atol=1e-11)
+    with ThreadPoolExecutor(4) as pool:
+        for threads in (2, 3, 4):
+            state, out = start_of(program), np.zeros((2, 5))
+            assert advance(program, state, 7, 5, out, threads=threads, pool=pool) == 1
+            assert advance(program, state, 5, 5, out[1:], threads=threads, pool=pool) == 1
+            np.testing.assert_array_equal(out, whole)
+            for one, other in zip(vars(state).values(), vars(end).values(), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_divergence_of_a_shared_step():
+    program = build("poisson", base=np.full(60, 800.0), batch_size=SPLIT)
+    state, out = start_of(program), np.zeros((10, 3))
+    with ThreadPoolExecutor(2) as pool:
+        assert advance(program, state, 10, 1, out, threads=2, pool=pool) == -1
+    assert (state.step, state.hits) == (1, 0)
 
 
 def test_draws_are_stored_at_multiples_of_thin_in_rows_of_any_stride():

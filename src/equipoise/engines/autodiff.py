@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 
 from equipoise.engines.compiling import lifter
+from equipoise.engines.cost import pays_to_project
 from equipoise.engines.kernel import Lift
 from equipoise.engines.linear import ChainState, initial_state, lifting
 from equipoise.engines.projection import Projection, find_projection
@@ -43,8 +44,6 @@ Array = NDArray[np.float64]
 _AHEAD = 1 << 20
 # Steps in one call, at most.
 _STEPS = 2048
-# Rows A_n may take this many times the memory of the data.
-_LARGER = 2
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,11 @@ class AutodiffEngine:
         scores = self.problem.gradient(self.tuning.center + 0.1 * np.sqrt(np.diag(self.tuning.predicted.cov)))
         return (np.array(scores[0]), scores[1], *(np.asarray(a) for a in jax.tree.leaves(self.problem.data)))
 
-    def advance(self, states: list[ChainState], steps: int, thin: int, outs: list[Array], pool: Executor) -> list[int]:
+    def advance(
+        self, states: list[ChainState], steps: int, thin: int, outs: list[Array], pool: Executor, threads: int = 1
+    ) -> list[int]:
         """Run every chain, each on a thread of its own; rows written to each, or −1 minus that number on divergence."""
+        del threads  # a step is not shared
         return list(pool.map(lambda state, out: self._chain(state, steps, thin, out), states, outs))
 
     def compile(self) -> None:
@@ -191,7 +193,7 @@ def _projection(problem: GeneralProblem, tuning: Tuning, always: bool) -> Projec
         return None
     held = sum(a.size for a in jax.tree.leaves(problem.data)) / problem.n
     found = _split(problem.model, jax.tree.structure(problem.data), *_shapes(problem.data))
-    return found if found and (always or found.rank * tuning.dim <= _LARGER * held) else None
+    return found if found and (always or pays_to_project(found.rank, tuning.dim, held)) else None
 
 
 def _shapes(data: Any) -> tuple[Any, ...]:

@@ -69,10 +69,10 @@ def _signature(constants: int, storage: str) -> Any:
     held = few if constants <= MOST_CONSTANTS else real[::1]
     model = types.Tuple((cells, real[:, :], held, real[:, ::1]))
     guard = types.Tuple((real, real[:, ::1], real))
-    scratch = types.Tuple((word[::1], types.uint32[::1], word[::1], real[::1], real[::1]))
+    scratch = types.Tuple((word[::1], types.uint32[::1], word[::1], *3 * (real[::1],)))
     arguments = model, guard, types.UniTuple(real, 2), real[::1], real[::1], word[::1], scratch
     result = types.Tuple((whole, whole, whole, types.boolean))
-    return result(*arguments, types.UniTuple(whole, 4), _LIFT, real[:, :])
+    return result(*arguments, types.UniTuple(whole, 4), types.UniTuple(whole, 3), _LIFT, real[:, :])
 
 
 @lru_cache(maxsize=64)

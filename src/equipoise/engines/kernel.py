@@ -31,13 +31,28 @@ from equipoise.engines.vector import (
     zeros,
 )
 
-__all__ = ["BLOCK", "EXACT", "GROUP", "HELD", "STRIPS", "Lift", "Scratch", "lift_rows", "run"]
+__all__ = [
+    "BLOCK",
+    "DRAW",
+    "EXACT",
+    "FINISH",
+    "GROUP",
+    "HELD",
+    "PART",
+    "STRIPS",
+    "SUM",
+    "WHOLE",
+    "Lift",
+    "Scratch",
+    "lift_rows",
+    "run",
+]
 
 Array = NDArray[np.float64]
 Batch = NDArray[np.uint64]
 Model = tuple[NDArray[Any], Array, Any, Array]
 Guard = tuple[float, Array, float]
-Scratch = tuple[Batch, NDArray[np.uint32], Batch, Array, Array]
+Scratch = tuple[Batch, NDArray[np.uint32], Batch, Array, Array, Array]
 # The columns of L, then θ̂, each of whole vectors; and of every vector of a column, how many columns are not zero there.
 Lift = tuple[Array, NDArray[np.int64]]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -48,6 +63,10 @@ GROUP = 8
 BLOCK = 16
 # Numbers per row of a block: predictor (then residual), response, weight, shift.
 STRIPS = 4
+# Rows summed apart from the others in a large batch, whoever sums them: so no bit depends on the number of threads.
+PART = 1024
+# What a call does: whole steps, or one of their parts, so that several threads can share the second.
+WHOLE, DRAW, SUM, FINISH = range(4)
 # Stored iterates mapped back to parameters together: the map is read once for all of them.
 HELD = 8
 _LINE = 64
@@ -147,7 +166,7 @@ def _collect(cells: Array, batch: Batch, at: int, k: int, width: int, work: Arra
 @_inlined
 def _draw(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:
     """Fill the batch with row numbers, and what it lacks to whole groups with copies of the last."""
-    batch, order, swaps, _, _ = scratch
+    batch, order, swaps, _, _, _ = scratch
     size = swaps.size
     if order.size == 0:
         rows_with_replacement(rng, np.uint64(count), batch[:size])
@@ -163,6 +182,15 @@ def _begin(m: Array, phi: Array, prior: Array, momentum: float, width: int) -> N
     kappa = spread(momentum)
     for j in range(0, width, LANES):
         store(m, j, fma(load_row(prior, 1, j), load(phi, j), fma(kappa, load(m, j), load_row(prior, 0, j))))
+
+
+@_inlined
+def _add_parts(m: Array, partials: Array, width: int) -> None:
+    """Add the sums of all parts, one after the other."""
+    one = spread(1.0)
+    for start in range(0, partials.size, width):
+        for j in range(0, width, LANES):
+            store(m, j, fma(one, load(partials, start + j), load(m, j)))
 
 
 @_inlined
@@ -260,6 +288,7 @@ def run(
     rng: NDArray[np.uint64],
     scratch: Scratch,
     clock: tuple[int, int, int, int],
+    share: tuple[int, int, int],
     lift: Lift,
     out: Array,
 ) -> tuple[int, int, int, bool]:
@@ -267,34 +296,45 @@ def run(
     cells, sides, constants, prior = model
     radius2, metric, bound = guard
     momentum, noise = rates
-    batch, _, swaps, work, stage = scratch
+    batch, _, swaps, work, stage, partials = scratch
     step, steps, thin, ahead = clock
-    count, width = cells.shape[0], phi.size
-    dim, size, scale = metric.shape[0], swaps.size, 1.0 / swaps.size
-    hits, held, stored, finite, last = 0, 0, 0, True, step + steps
+    phase, first, last = share
+    width, dim, size, scale = phi.size, metric.shape[0], swaps.size, 1.0 / swaps.size
+    hits, held, stored, finite, end = 0, 0, 0, True, step + steps
     until_stored = thin - step % thin if thin > 0 else steps + 1
-    while step < last and finite:
+    while step < end and finite:
+        if phase in (WHOLE, DRAW):
+            _draw(rng, cells.shape[0], scratch)
+        if phase in (WHOLE, FINISH):
+            _begin(m, phi, prior, momentum, width)
+        for part in range(first, last):
+            total, begin, until = m, 0, batch.size
+            if partials.size > 0:
+                begin, until = part * PART, min((part + 1) * PART, batch.size)
+                total = partials[part * width : (part + 1) * width]
+                total[:] = 0.0
+            if ahead > 0:
+                _fetch_rows(cells, batch, begin, begin + ahead)
+            for start in range(begin, until, BLOCK):
+                stop = min(BLOCK, until - start)
+                for k in range(0, stop, GROUP):
+                    at = start + k
+                    if ahead > 0:
+                        _fetch_rows(cells, batch, at + ahead, at + ahead + GROUP)
+                    low, high = _eight_predictors(cells, phi, batch, at, width)
+                    _place(sides, batch, at, low, k, work)
+                    _place(sides, batch, at + LANES, high, k + LANES, work)
+                for k in range(size - start, stop):
+                    work[2 * BLOCK + k] = work[3 * BLOCK + k] = 0.0
+                for k in range(BLOCK):
+                    slope = derivative(work[k], work[BLOCK + k], constants)
+                    work[k] = scale * (work[3 * BLOCK + k] + work[2 * BLOCK + k] * slope)
+                for k in range(0, stop, GROUP):
+                    _collect(cells, batch, start + k, k, width, work, total)
+        if phase in (DRAW, SUM):
+            return step, 0, 0, True
         step += 1
-        _draw(rng, count, scratch)
-        if ahead > 0:
-            _fetch_rows(cells, batch, 0, ahead)
-        _begin(m, phi, prior, momentum, width)
-        for start in range(0, batch.size, BLOCK):
-            stop = min(BLOCK, batch.size - start)
-            for k in range(0, stop, GROUP):
-                at = start + k
-                if ahead > 0:
-                    _fetch_rows(cells, batch, at + ahead, at + ahead + GROUP)
-                low, high = _eight_predictors(cells, phi, batch, at, width)
-                _place(sides, batch, at, low, k, work)
-                _place(sides, batch, at + LANES, high, k + LANES, work)
-            for k in range(size - start, stop):
-                work[2 * BLOCK + k] = work[3 * BLOCK + k] = 0.0
-            for k in range(BLOCK):
-                slope = derivative(work[k], work[BLOCK + k], constants)
-                work[k] = scale * (work[3 * BLOCK + k] + work[2 * BLOCK + k] * slope)
-            for k in range(0, stop, GROUP):
-                _collect(cells, batch, start + k, k, width, work, m)
+        _add_parts(m, partials, width)
         if noise != 0.0:
             add_normals(rng, noise, phi, dim)
         norm2 = _move(phi, m, width)

@@ -13,6 +13,7 @@ The loop itself is in `equipoise.engines.kernel`.
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +23,8 @@ from numpy.typing import NDArray
 
 from equipoise.engines.compiling import MOST_CONSTANTS, kernel
 from equipoise.engines.compiling import compile_helper as _compile_helper  # noqa: F401  (tests compile losses with it)
-from equipoise.engines.kernel import BLOCK, GROUP, HELD, STRIPS, Lift, Scratch
+from equipoise.engines.cost import SPLIT, rows_ahead
+from equipoise.engines.kernel import BLOCK, DRAW, FINISH, GROUP, HELD, PART, STRIPS, SUM, WHOLE, Lift, Scratch
 from equipoise.engines.table import RowTable, padded, side_columns
 from equipoise.engines.vector import LANES
 from equipoise.models.family import ScalarLoss
@@ -58,7 +60,7 @@ class LinearProgram:
     storage
         The type rows are held in: float64, or float32 for half the memory. Sums are float64 either way.
     ahead
-        Rows to ask memory for ahead of their use; None leaves it to the table. It changes no bit.
+        Rows to ask memory for ahead of their use; None leaves it to `equipoise.engines.cost`. It changes no bit.
     """
 
     loss: ScalarLoss
@@ -108,7 +110,14 @@ def initial_state(position: Array, seed: np.random.SeedSequence) -> ChainState:
 
 
 def advance(
-    program: LinearProgram, state: ChainState, steps: int, thin: int, out: Array, lift: Lift = _AS_THEY_ARE
+    program: LinearProgram,
+    state: ChainState,
+    steps: int,
+    thin: int,
+    out: Array,
+    lift: Lift = _AS_THEY_ARE,
+    threads: int = 1,
+    pool: Executor | None = None,
 ) -> int:
     """Run `steps` steps in place and store every `thin`-th iterate; no bit depends on how a run is split.
 
@@ -120,6 +129,8 @@ def advance(
         Receives the draws, (m, D), each in one piece of memory.
     lift
         What draws are stored as: the map made by `lifting`, or nothing for φ itself.
+    threads, pool
+        How many threads share a step on a large batch, and where all but this one are; no bit depends on it.
 
     Returns
     -------
@@ -147,25 +158,60 @@ def advance(
     model = table.cells, table.sides, tuple(map(float, loss.p)) if few else loss.constants, prior
     guard = float(program.guard_radius2), metric, float(program.guard_bound)
     rates = float(program.momentum), float(program.noise_scale)
-    ahead = table.ahead if program.ahead is None else program.ahead
+    ahead = rows_ahead(len(table.cells), table.cells.strides[0]) if program.ahead is None else program.ahead
     loop = kernel(loss.name, loss.d1, min(len(loss.p), MOST_CONSTANTS + 1), str(table.cells.dtype))
-    state.step, hits, stored, finite = loop(
-        model, guard, rates, phi, m, state.rng, _scratch(program), (state.step, steps, thin, ahead), lift, out
-    )
+    scratch, parts = _scratch(program), parts_of(program.batch_size)
+
+    def call(phase: int, first: int, last: int, steps: int, out: Array, scratch: Scratch = scratch) -> Any:
+        clock = state.step, steps, thin, ahead
+        return loop(model, guard, rates, phi, m, state.rng, scratch, clock, (phase, first, last), lift, out)
+
+    written, finite, end = 0, True, state.step + steps
+    while finite and state.step < end:
+        if threads == 1 or pool is None or parts == 1:
+            state.step, hits, stored, finite = call(WHOLE, 0, parts, steps, out)
+        else:
+            call(DRAW, 0, 0, 1, out)
+            _sum_together(call, scratch, parts, threads, pool)
+            state.step, hits, stored, finite = call(FINISH, 0, 0, 1, out[written:])
+        state.hits += hits
+        written += int(stored)
     state.position[:], state.velocity[:] = phi[:dim], m[:dim]
-    state.hits += hits
-    return int(stored) if finite else -1 - int(stored)
+    return written if finite else -1 - written
+
+
+def _sum_together(call: Any, scratch: Scratch, parts: int, threads: int, pool: Executor) -> None:
+    """Sum the parts of a batch on several threads, of which this is one; each has strips of its own."""
+    bounds = [parts * k // threads for k in range(threads + 1)]
+    batch, order, swaps, work, stage, partials = scratch
+    nowhere = np.empty((0, 1))
+
+    def part(k: int) -> None:
+        own = batch, order, swaps, np.zeros_like(work), stage, partials
+        call(SUM, bounds[k], bounds[k + 1], 1, nowhere, own)
+
+    others = [pool.submit(part, k) for k in range(1, threads)]
+    part(0)
+    for other in others:
+        other.result()
+
+
+def parts_of(batch_size: int) -> int:
+    """How many parts the rows of a step are summed in; it depends on nothing else, and so do the bits."""
+    return -(-batch_size // PART) if batch_size >= SPLIT else 1
 
 
 def _scratch(program: LinearProgram) -> Scratch:
     """Memory for a step: the batch in whole groups, the permutation it is drawn from, its swaps, a block's strips.
 
-    Last, the iterates that wait to be stored, before and after they are lifted.
+    Then the iterates that wait to be stored, before and after they are lifted, and the sums of parts.
     """
-    size, stage = program.batch_size, np.zeros(2 * HELD * padded(program.table.dim))
+    size, width = program.batch_size, padded(program.table.dim)
     order = np.arange(0 if program.replacement else len(program.table.cells), dtype=np.uint32)
     batch, swaps = np.empty(-(-size // GROUP) * GROUP, np.uint64), np.empty(size, np.uint64)
-    return batch, order, swaps, np.zeros(STRIPS * BLOCK), stage
+    parts = parts_of(size)
+    partials = np.zeros(parts * width if parts > 1 else 0)
+    return batch, order, swaps, np.zeros(STRIPS * BLOCK), np.zeros(2 * HELD * width), partials
 
 
 def lifting(root: Array, center: Array) -> Lift:

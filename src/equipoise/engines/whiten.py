@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cholesky, eigh, solve, solve_triangular
 
+from equipoise.engines.cost import threads_per_chain
 from equipoise.engines.linear import ChainState, LinearProgram, advance, initial_state, lifting
 from equipoise.engines.table import RowTable
 from equipoise.errors import InvalidInput
@@ -37,10 +38,17 @@ class LinearEngine:
         """A chain at θ, at rest."""
         return initial_state(solve(self.root, theta - self.center), seed)
 
-    def advance(self, states: list[ChainState], steps: int, thin: int, outs: list[Array], pool: Executor) -> list[int]:
-        """Run every chain, each on a thread of its own, and store parameters; see `equipoise.engines.linear.advance`."""
+    def advance(
+        self, states: list[ChainState], steps: int, thin: int, outs: list[Array], pool: Executor, threads: int = 1
+    ) -> list[int]:
+        """Run every chain, each on a thread of its own or several, and store parameters; see `linear.advance`."""
         lift = lifting(self.root, self.center)
-        return list(pool.map(lambda state, out: advance(self.program, state, steps, thin, out, lift), states, outs))
+        shared = threads_per_chain(self.program.batch_size, threads, len(states))
+
+        def chain(state: ChainState, out: Array) -> int:
+            return advance(self.program, state, steps, thin, out, lift, shared, pool)
+
+        return list(pool.map(chain, states, outs))
 
     def identity(self) -> tuple[NDArray[Any], ...]:
         """The arrays that, with the step and the options, determine a run; of the rows, a digest."""
