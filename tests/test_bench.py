@@ -140,6 +140,19 @@ def test_claims_hold_or_fail_by_their_thresholds() -> None:
     assert ("threads", "", None) in found
 
 
+def test_nuts_is_held_against_in_every_scope() -> None:
+    rates = {
+        "equipoise, whole job": 40.0,
+        "NumPyro NUTS, whole job": 1.0,
+        "NumPyro NUTS, whole job, compiled before": 4.0,
+        "equipoise, sampling only": 50.0,
+        "NumPyro NUTS, sampling only": 2.0,
+    }
+    section = {"W1": {name: {"ess_per_second": rate} for name, rate in rates.items()}}
+    found = {v.what.partition("second, ")[2]: v.measured for v in verdicts({"sections": {"ess": section}})}
+    assert found == {"whole job": 40.0, "whole job, compiled before": 10.0, "sampling only": 25.0}
+
+
 def test_measuring_takes_turns_and_keeps_the_smallest() -> None:
     seen: list[str] = []
     seconds = interleave({name: lambda n=name: seen.append(n) for name in "ab"}, 3)

@@ -40,6 +40,26 @@ def test_same_seed_same_bits_on_any_number_of_threads(poisson_run, threads) -> N
     np.testing.assert_array_equal(run(poisson_run, threads=threads).draws, run(poisson_run, threads=1).draws)
 
 
+def test_threads_that_share_steps_change_no_bit(make_data) -> None:
+    model, data = eq.glm("bernoulli"), make_data("bernoulli", n=9000, dim=3)
+    m = eq.moments(model, data, eq.fit(model, data).params)
+    case = model, data, eq.tune(m, "sandwich", eq.Dynamics(8500))
+    expected = run(case, draws=20, chains=2, threads=1).draws
+    for threads in (2, 4, 5):
+        np.testing.assert_array_equal(run(case, draws=20, chains=2, threads=threads).draws, expected)
+    np.testing.assert_array_equal(run(case, draws=20, chains=1, threads=3).draws, expected[:1])
+
+
+def test_rows_in_float32_change_the_draws_by_their_rounding(poisson_run, tmp_path) -> None:
+    full, half = run(poisson_run, thin=1, checkpoint=tmp_path / "a"), run(poisson_run, thin=1, storage="float32")
+    assert half.draws.dtype == np.float64
+    assert 0.0 < np.abs(half.draws - full.draws).max() < 1e-5 * full.draws.std()
+    with pytest.raises(eq.CheckpointMismatch):
+        run(poisson_run, thin=1, storage="float32", checkpoint=tmp_path / "a")
+    with pytest.raises(eq.InvalidInput, match="storage: must be float64 or float32; got 'float16'"):
+        run(poisson_run, storage="float16")
+
+
 def test_seeds_and_chains_differ(poisson_run) -> None:
     one, other = run(poisson_run, seed=3).draws, run(poisson_run, seed=4).draws
     assert not np.intersect1d(one, other).size

@@ -211,6 +211,7 @@ def calibrate(
     progress: bool = True,
     checkpoint: str | Path | None = None,
     threads: int | None = None,
+    storage: str = "float64",
     **options: Any,
 ) -> Calibration:
     """Calibrated draws in one call.
@@ -224,7 +225,7 @@ def calibrate(
     refine
         First run pilots and, where their covariance misses the target beyond Monte Carlo error, correct the step for it
         (theory §11): for losses that are far from quadratic at the scale of the target.
-    guard, progress, checkpoint, threads
+    guard, progress, checkpoint, threads, storage
         See `eq.sample`.
     **options
         Every other option of `eq.plan`.
@@ -262,6 +263,7 @@ def calibrate(
         drawn = sample(
             budget.model, source, budget.tuning, draws=budget.draws, chains=chains, seed=seed, thin=budget.thin,
             burn_in=budget.burn_in, progress=progress, checkpoint=checkpoint, guard=guard, threads=threads,
+            storage=storage,
         )  # fmt: skip
     response, design = (source.response, source.design) if isinstance(source, Rows) else ("y", None)
     return Calibration(budget, drawn, response, design, found)

@@ -24,7 +24,7 @@ __all__ = ["Checkpoint", "fingerprint"]
 
 Array = NDArray[np.float64]
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def fingerprint(engine: Any, tuning: Tuning, options: dict[str, Any]) -> str:
@@ -47,7 +47,7 @@ class Checkpoint:
     seconds: float
     _last: float = field(default_factory=time.perf_counter)
 
-    def restore(self, states: list[Any], positions: Array, written: list[int]) -> None:
+    def restore(self, states: list[Any], draws: Array, written: list[int]) -> None:
         """Bring a run to where its file left it; does nothing when there is no file.
 
         Raises
@@ -85,9 +85,11 @@ class Checkpoint:
             state.position[:], state.velocity[:], state.rng[:] = (stored[k][c] for k in ("position", "velocity", "rng"))
             state.step, state.hits, written[c] = (int(stored[k][c]) for k in ("step", "hits", "written"))
             count = written[c] if written[c] >= 0 else -1 - written[c]
-            positions[c, :count] = stored["draws"][c, :count]
+            draws[c, :count] = stored["draws"][c, :count]
+            if written[c] < 0:
+                draws[c, count:] = np.nan
 
-    def save(self, states: list[Any], positions: Array, written: list[int], force: bool = False) -> None:
+    def save(self, states: list[Any], draws: Array, written: list[int], force: bool = False) -> None:
         """Write the file when it is due; a kill at any moment leaves the previous one whole."""
         if not force and time.perf_counter() - self._last < self.seconds:
             return
@@ -99,7 +101,7 @@ class Checkpoint:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(self.path.name + ".partial")
         with partial.open("wb") as stream:
-            np.savez(stream, key=self.key, written=np.array(written), draws=positions[:, :longest], **fields)
+            np.savez(stream, key=self.key, written=np.array(written), draws=draws[:, :longest], **fields)
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(self.path)

@@ -43,12 +43,10 @@ class Engine(Protocol):
         """A chain at θ."""
         ...
 
-    def advance(self, states: list[Any], steps: int, thin: int, outs: list[Array], pool: Executor) -> list[int]:
-        """Run steps of every chain in place; rows written to each, or −1 minus that number on divergence."""
-        ...
-
-    def parameters(self, positions: Array) -> Array:
-        """Stored positions as parameters."""
+    def advance(
+        self, states: list[Any], steps: int, thin: int, outs: list[Array], pool: Executor, threads: int = 1
+    ) -> list[int]:
+        """Run steps of every chain in place and store θ; rows written to each, or −1 minus that number on divergence."""
         ...
 
 
@@ -106,6 +104,7 @@ def sample(
     guard: float | str | None = "auto",
     threads: int | None = None,
     checkpoint_seconds: float = 10.0,
+    storage: str = "float64",
 ) -> Chains:
     """Run tuned chains.
 
@@ -129,9 +128,12 @@ def sample(
         `"auto"` projects iterates back onto a very large ellipsoid for losses with an exponential mean (theory §10);
         a number sets its radius in standard deviations; None turns it off.
     threads
-        Chains run at once; all cores by default.
+        Threads to use, all cores by default: one per chain, or several when batches are large and chains are few.
     checkpoint_seconds
         Time between two writes of the checkpoint.
+    storage
+        `"float32"` holds the rows of a linear-predictor model in half the memory, for large data; sums are float64
+        either way.
 
     Returns
     -------
@@ -152,7 +154,7 @@ def sample(
     every = resolve_thin(thin, tuning)
     discard = resolve_burn_in(burn_in, tuning)
     radius2 = guard_radius2(problem, tuning, guard)
-    engine = _engine(problem, tuning, radius2)
+    engine = _engine(problem, tuning, radius2, storage)
     run = _Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
     keeper = None
     if checkpoint is not None:
@@ -165,8 +167,8 @@ def sample(
             "guard": radius2,
         }
         keeper = Checkpoint(Path(checkpoint), fingerprint(engine, tuning, options), checkpoint_seconds)
-        keeper.restore(run.states, run.positions, run.written)
-    seconds = run.execute(min(chains, workers), progress, keeper)
+        keeper.restore(run.states, run.draws, run.written)
+    seconds = run.execute(workers, progress, keeper)
     result = _collect(run, problem, tuning, seed, seconds)
     for index, written in enumerate(run.written):
         if written < 0:
@@ -207,24 +209,24 @@ def guard_radius2(problem: Any, tuning: Tuning, guard: float | str | None) -> fl
 
 @dataclass
 class _Run:
-    """A run in progress: every chain's state and its stored positions."""
+    """A run in progress: every chain's state and its stored draws, of which those not yet written are undefined."""
 
     engine: Engine
-    draws: int
+    count: int
     thin: int
     burn_in: int
     states: list[Any]
-    positions: Array = field(init=False)
+    draws: Array = field(init=False)
     written: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         dim = self.states[0].position.size
-        self.positions = np.full((len(self.states), self.draws, dim), np.nan)
+        self.draws = np.empty((len(self.states), self.count, dim))
         self.written = [0] * len(self.states)
 
     @property
     def steps(self) -> int:
-        return self.burn_in + self.draws * self.thin
+        return self.burn_in + self.count * self.thin
 
     def execute(self, threads: int, progress: bool, keeper: Checkpoint | None) -> float:
         """Advance all chains to the end, a fraction of a second at a time; returns the time taken."""
@@ -235,32 +237,34 @@ class _Run:
         ):
             while self._live():
                 tick = time.perf_counter()
-                self._advance(chunk, pool)
+                self._advance(chunk, pool, threads)
                 elapsed = time.perf_counter() - tick
                 # the first round also compiles: let chunks grow by a bounded factor
                 chunk = max(1, int(chunk * min(8.0, _ROUND_SECONDS / max(elapsed, 1e-6))))
                 bar.update(sum(state.step for state in self.states))
                 if keeper is not None:
-                    keeper.save(self.states, self.positions, self.written)
+                    keeper.save(self.states, self.draws, self.written)
         if keeper is not None:
-            keeper.save(self.states, self.positions, self.written, force=True)
+            keeper.save(self.states, self.draws, self.written, force=True)
         return time.perf_counter() - began
 
     def _live(self) -> list[int]:
         """Chains that are neither lost nor finished; they are always at the same step."""
         return [c for c, state in enumerate(self.states) if self.written[c] >= 0 and state.step < self.steps]
 
-    def _advance(self, size: int, pool: Executor) -> None:
+    def _advance(self, size: int, pool: Executor, threads: int) -> None:
         while size > 0 and (live := self._live()):
             step = self.states[live[0]].step
             burning = self.burn_in - step
             steps = min(size, burning if burning > 0 else self.steps - step)
-            outs = [self.positions[c, self.written[c] :] for c in live]
+            outs = [self.draws[c, self.written[c] :] for c in live]
             thin = 0 if burning > 0 else self.thin
-            counts = self.engine.advance([self.states[c] for c in live], steps, thin, outs, pool)
+            counts = self.engine.advance([self.states[c] for c in live], steps, thin, outs, pool, threads)
             for c, count in zip(live, counts, strict=True):
                 done = self.written[c]
                 self.written[c] = done + count if count >= 0 else -1 - (done - count - 1)
+                if count < 0:
+                    self.draws[c, done - count - 1 :] = np.nan
             size -= steps
 
 
@@ -275,12 +279,14 @@ def _starts(engine: Engine, tuning: Tuning, chains: int, seed: int) -> list[Any]
     return states
 
 
-def _engine(problem: Any, tuning: Tuning, radius2: float) -> Engine:
+def _engine(problem: Any, tuning: Tuning, radius2: float, storage: str) -> Engine:
     # the engines' compilers are imported only by those who sample
     if isinstance(problem, LinearProblem):
         from equipoise.engines.whiten import linear_engine
 
-        return linear_engine(problem, tuning, radius2)
+        return linear_engine(problem, tuning, radius2, storage)
+    if storage != "float64":
+        raise InvalidInput("storage", "float64 for a loss of your own", repr(storage), "leave it out")
     from equipoise.engines.autodiff import autodiff_engine
 
     return autodiff_engine(problem, tuning, radius2)
@@ -298,8 +304,6 @@ def _require_match(problem: Problem, tuning: Tuning) -> None:
 
 
 def _collect(run: _Run, problem: Problem, tuning: Tuning, seed: int, seconds: float) -> Chains:
-    for chain in run.positions:
-        chain[:] = run.engine.parameters(chain)
     taken = sum(state.step for state in run.states)
     hits = sum(state.hits for state in run.states)
     statistics = {
@@ -310,7 +314,7 @@ def _collect(run: _Run, problem: Problem, tuning: Tuning, seed: int, seconds: fl
         "guard_rate": hits / max(1, taken),
     }
     return Chains(
-        run.positions,
+        run.draws,
         problem.names,
         run.thin,
         run.burn_in,

@@ -106,6 +106,31 @@ def test_thinning_and_burn_in_are_those_of_the_linear_engine(case) -> None:
         }
 
 
+def test_chains_with_and_without_a_projection_take_the_same_path(case, monkeypatch) -> None:
+    _, model, _, data, m = case("poisson", prior_precision=np.diag([1.0, 4.0, 9.0]) + 1.0, prior_mean=0.4)
+    tuning = eq.tune(m, "sandwich", eq.Dynamics(20, 0.5, 8.0 * N))
+    problem = model.bind(data)
+    assert autodiff.autodiff_engine(problem, tuning, np.inf).projection.rank == 1
+    assert autodiff.autodiff_engine(problem, tuning, np.inf, whiten=False).projection is None
+    expected = run(model, data, tuning, draws=400, guard=2.0)
+    assert expected.statistics["guard_hits"] > 0
+    monkeypatch.setattr("equipoise.engines.autodiff._projection", lambda *_: None)
+    found = run(model, data, tuning, draws=400, guard=2.0)
+    # the noise L ξ is the same, too
+    np.testing.assert_allclose(found.draws, expected.draws, rtol=0, atol=1e-11)
+    assert found.statistics["guard_hits"] == expected.statistics["guard_hits"]
+
+
+def test_no_projection_where_it_would_not_pay_or_hold(case) -> None:
+    _, model, _, data, m = case("gaussian")
+    tuning = eq.tune(m, "sandwich", eq.Dynamics(20))
+    narrow = eq.Model(lambda p, o: jnp.sum((p - o["y"]) ** 2), np.zeros(DIM))
+    curved = eq.Model(model.loss, model.init, regularizer=lambda p: p["b"] ** 4)
+    # three combinations of three parameters for every number of a row; a regulariser that is not quadratic
+    for other, rows in ((narrow, {"y": data["y"]}), (curved, data)):
+        assert autodiff.autodiff_engine(other.bind(rows), tuning, np.inf).projection is None
+
+
 def test_langevin_noise_is_the_root_of_the_step(case) -> None:
     # a loss without gradient: the path is a sum of normals, which the same generator gives
     _, _, _, data, m = case("gaussian")
@@ -130,7 +155,7 @@ def test_bits_do_not_depend_on_how_a_run_is_split(case, monkeypatch) -> None:
         options = {"draws": 70, "thin": 3, "burn_in": 11}
         expected = run(model, data, tuning, **options)
         for module, name, value in (
-            ("engines.autodiff", "_STEPS", 1),
+            ("engines.autodiff", "_STEPS", 2),
             ("engines.autodiff", "_STEPS", 13),
             ("engines.autodiff", "_AHEAD", 20 * 5),
             ("sampling", "_ROUND_SECONDS", 1e-9),
@@ -160,7 +185,7 @@ def test_nothing_is_compiled_between_rounds(case, monkeypatch) -> None:
     model = eq.Model(loss_of("bernoulli", traces), {"b": 0.0, "w": np.zeros(DIM - 1)})
     tuning = eq.tune(m, "sandwich", eq.Dynamics(20))
     run(model, data, tuning, draws=10, chains=2)
-    loop = autodiff._loop(model, False, False)
+    loop = autodiff._loop(model, autodiff._projection(model.bind(data), tuning, True), False, False, False)
     assert loop._cache_size() == 1
     # binding the data again traces the loss to check it, and compiles nothing
     before = len(traces)
@@ -173,6 +198,11 @@ def test_nothing_is_compiled_between_rounds(case, monkeypatch) -> None:
         assert len(traces) - before == each
     # a checkpoint needs the gradient, once
     assert loop._cache_size() == 1
+
+
+def test_rows_of_a_loss_of_your_own_are_float64(logistic) -> None:
+    with pytest.raises(eq.InvalidInput, match="storage: must be float64 for a loss of your own; got 'float32'"):
+        run(*logistic, storage="float32")
 
 
 # divergence

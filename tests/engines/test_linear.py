@@ -13,9 +13,10 @@ import pytest
 from scipy.special import expit
 
 from equipoise.engines.compiling import _bind, _signature, kernel
+from equipoise.engines.cost import SPLIT
 from equipoise.engines.kernel import EXACT
 from equipoise.engines.kernel import run as _run
-from equipoise.engines.linear import LinearProgram, advance, advance_coupled, initial_state
+from equipoise.engines.linear import LinearProgram, advance, advance_coupled, initial_state, lifting
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
 from equipoise.engines.table import RowTable
 from equipoise.models.family import FAMILIES, ScalarLoss
@@ -166,17 +167,63 @@ def test_threads_change_no_bit():
     assert len({draws[-1, 0] for draws in serial}) == 4
 
 
-def test_draws_are_stored_at_multiples_of_thin_in_any_layout():
+@pytest.mark.parametrize("batch_size", [SPLIT, SPLIT + 1030])
+def test_sharing_a_step_between_threads_changes_no_bit(batch_size):
+    options = {"momentum": 0.3, "noise_scale": 0.02, "prior": True, "weighted": True, "dim": 5}
+    program = build("poisson", batch_size=batch_size, **options)
+    expected, m, _ = reference(program, 12, start_of(program))
+    whole, end = run(program, 12, thin=5)
+    np.testing.assert_allclose(whole, expected[4::5], rtol=0.0, atol=1e-11)
+    np.testing.assert_allclose(end.velocity, m, rtol=0.0, atol=1e-11)
+    with ThreadPoolExecutor(4) as pool:
+        for threads in (2, 3, 4):
+            state, out = start_of(program), np.zeros((2, 5))
+            assert advance(program, state, 7, 5, out, threads=threads, pool=pool) == 1
+            assert advance(program, state, 5, 5, out[1:], threads=threads, pool=pool) == 1
+            np.testing.assert_array_equal(out, whole)
+            for one, other in zip(vars(state).values(), vars(end).values(), strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+def test_divergence_of_a_shared_step():
+    program = build("poisson", base=np.full(60, 800.0), batch_size=SPLIT)
+    state, out = start_of(program), np.zeros((10, 3))
+    with ThreadPoolExecutor(2) as pool:
+        assert advance(program, state, 10, 1, out, threads=2, pool=pool) == -1
+    assert (state.step, state.hits) == (1, 0)
+
+
+def test_draws_are_stored_at_multiples_of_thin_in_rows_of_any_stride():
     program = build(noise_scale=0.05)
     every, _ = run(program, 23)
     state = start_of(program)
     advance(program, state, 4, 0, np.zeros((0, 3)))
     assert state.step == 4
-    strided = np.zeros((3, 10, 2))[:, :, 1].T
+    strided = np.zeros((10, 2, 3))[:, 1]
     assert advance(program, state, 19, 5, strided) == 4
     np.testing.assert_array_equal(strided[:4], every[4::5])
     with pytest.raises(ValueError, match="too few"):
         advance(program, state, 10, 2, np.zeros((4, 3)))
+    with pytest.raises(ValueError, match="contiguous"):
+        advance(program, state, 1, 1, np.zeros((3, 4)).T)
+
+
+@pytest.mark.parametrize("dim", [1, 3, 8, 50])
+@pytest.mark.parametrize("triangular", [True, False])
+def test_draws_are_lifted_without_a_trace_of_how_a_run_is_split(dim, triangular):
+    program, rng = build(dim=dim, noise_scale=0.1, scale=0.1), np.random.default_rng(dim)
+    root, center = rng.normal(size=(dim, dim)), rng.normal(size=dim)
+    root = np.tril(root) if triangular else root
+    phi, _ = run(program, 100, thin=3)
+    whole, state = np.zeros((33, dim)), start_of(program)
+    assert advance(program, state, 100, 3, whole, lifting(root, center)) == 33
+    np.testing.assert_allclose(whole, center + phi @ root.T, rtol=0.0, atol=1e-13 * np.sqrt(dim))
+    again, pieces = start_of(program), np.zeros((0, dim))
+    for steps in (1, 2, 30, 0, 17, 50):
+        out = np.zeros((steps, dim))
+        pieces = np.vstack([pieces, out[: advance(program, again, steps, 3, out, lifting(root, center))]])
+    np.testing.assert_array_equal(pieces, whole)
+    np.testing.assert_array_equal(again.position, state.position)
 
 
 def test_the_program_keeps_the_callers_values_and_survives_read_only_arrays():

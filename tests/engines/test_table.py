@@ -1,4 +1,4 @@
-"""The table: where rows and what belongs to them lie in memory, and when they are asked for ahead."""
+"""The table: where rows and what belongs to them lie in memory."""
 
 import numpy as np
 import pytest
@@ -35,11 +35,3 @@ def test_rows_of_the_benchmarks_have_room_for_their_sides():
 def test_sides_are_base_response_weight_and_shift():
     columns = [np.arange(k, k + 3.0) for k in range(4)]
     np.testing.assert_array_equal(side_columns(*columns), np.transpose(columns))
-
-
-def test_narrow_rows_of_large_tables_are_asked_for_ahead():
-    assert RowTable.blank(100_000, 4).ahead == 16
-    assert 8 <= RowTable.blank(100_000, 20).ahead <= 16
-    assert RowTable.blank(5000, 50).ahead == 8
-    assert RowTable.blank(100_000, 100).ahead == 0
-    assert RowTable.blank(1000, 4).ahead == 0

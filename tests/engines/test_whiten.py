@@ -33,6 +33,17 @@ def test_predictors_are_the_same_in_both_coordinates(parts):
     np.testing.assert_allclose(found, problem.predictor(engine.parameters(phi)), rtol=1e-12)
 
 
+def test_the_root_is_triangular_without_a_prior(poisson_run, parts):
+    problem, tuning = parts
+    np.testing.assert_array_equal(linear_engine(problem, tuning, np.inf).root, np.linalg.cholesky(tuning.step))
+    _, data, _ = poisson_run
+    held = eq.glm("poisson", prior_precision=np.diag([1.0, 2.0, 3.0])).bind(data)
+    root = linear_engine(held, tuning, np.inf).root
+    np.testing.assert_allclose(root @ root.T, tuning.step, rtol=1e-12)
+    form = root.T @ held.precision @ root
+    np.testing.assert_allclose(form, np.diag(np.diag(form)), rtol=0.0, atol=1e-12)
+
+
 def test_float32_rows_change_the_chain_by_their_rounding_and_halve_its_memory(parts):
     problem, tuning = parts
     full, half = (linear_engine(problem, tuning, np.inf, storage=kind) for kind in ("float64", "float32"))

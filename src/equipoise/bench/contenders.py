@@ -66,7 +66,7 @@ def _engine_run(engine: Any, cell: Cell) -> Run:
         state = engine.start(cell.tuning.center, np.random.SeedSequence(seed))
         out = np.empty((steps // cell.thin, cell.tuning.dim))
         engine.advance([state], steps, cell.thin, [out], pool)
-        return engine.parameters(out)
+        return out
 
     return run
 

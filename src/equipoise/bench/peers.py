@@ -55,7 +55,11 @@ def require(name: str) -> Any:
 
 
 def _blackjax_sgld(cell: Cell) -> Any:
-    """BlackJAX's SGLD; it has no SGD, so it runs at temperature zero, and its scalar step on whitened rows."""
+    """BlackJAX's SGLD at temperature zero, since it has no SGD: it draws its noise, and multiplies it by zero.
+
+    Its step is a number. A step matrix it can only follow in whitened coordinates, which its documentation does not
+    mention: it is given the whitened rows, and its draws are mapped back as ours are.
+    """
     blackjax = require("blackjax")
     likelihood, _ = jax_functions(cell.prepared)
     gradient = require("blackjax.sgmcmc.gradients").grad_estimator(lambda _: 0.0, likelihood, len(cell.y))

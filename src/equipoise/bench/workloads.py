@@ -145,7 +145,7 @@ class Cell:
 
     def parameters(self, positions: NDArray[Any]) -> Array:
         """θ = L φ for many φ."""
-        return positions.astype(np.float64) @ self.root.T
+        return positions.astype(np.float64, copy=False) @ self.root.T
 
 
 def make_cell(prepared: Prepared, batch: int, dtype: str = "float64") -> Cell:

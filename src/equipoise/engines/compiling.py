@@ -13,15 +13,16 @@ import numpy as np
 from numba.core.registry import cpu_target
 
 from equipoise.engines.exponential import exponential
-from equipoise.engines.kernel import EXACT, run
+from equipoise.engines.kernel import EXACT, lift_rows, run
 from equipoise.engines.random import compiled
 from equipoise.models.family import ScalarFunction, exp
 
-__all__ = ["MOST_CONSTANTS", "compile_helper", "kernel"]
+__all__ = ["MOST_CONSTANTS", "compile_helper", "kernel", "lifter"]
 
 # Up to this many constants of a loss are passed by value: the compiler then knows that no store changes them and
 # takes what depends on them alone, such as a logarithm, out of the loop. Longer ones are tables.
 MOST_CONSTANTS = 8
+_LIFT = cast(Any, numba.types).Tuple((numba.types.float64[::1], numba.types.int64[::1]))
 
 
 def compile_helper(value: Any) -> Any:
@@ -68,10 +69,10 @@ def _signature(constants: int, storage: str) -> Any:
     held = few if constants <= MOST_CONSTANTS else real[::1]
     model = types.Tuple((cells, real[:, :], held, real[:, ::1]))
     guard = types.Tuple((real, real[:, ::1], real))
-    scratch = types.Tuple((word[::1], types.uint32[::1], word[::1], real[::1]))
+    scratch = types.Tuple((word[::1], types.uint32[::1], word[::1], *3 * (real[::1],)))
     arguments = model, guard, types.UniTuple(real, 2), real[::1], real[::1], word[::1], scratch
     result = types.Tuple((whole, whole, whole, types.boolean))
-    return result(*arguments, types.UniTuple(whole, 4), real[:, :])
+    return result(*arguments, types.UniTuple(whole, 4), types.UniTuple(whole, 3), _LIFT, real[:, :])
 
 
 @lru_cache(maxsize=64)
@@ -91,13 +92,25 @@ def kernel(name: str, derivative: ScalarFunction, constants: int, storage: str =
     storage
         The type rows are held in.
     """
-    loop = _bind(run, derivative=derivative)
+    return _on_disk(
+        _bind(run, derivative=derivative), f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage)
+    )
+
+
+@lru_cache(maxsize=1)
+def lifter() -> Any:
+    """Compile `lift_rows`, or load it."""
+    types = cast(Any, numba.types)
+    positions = types.Array(types.float64, 2, "A", readonly=True)
+    return _on_disk(_bind(lift_rows), "lift", types.void(positions, _LIFT, types.float64[:, :]))
+
+
+def _on_disk(function: Any, name: str, signature: Any) -> Any:
     processor = cpu_target.target_context.codegen().magic_tuple()
-    signature = _signature(constants, storage)
     digest = hashlib.sha256(f"{numba.__version__} {processor} {signature} {sorted(EXACT.items())}".encode())
-    _feed(digest, loop)
-    loop.__name__ = loop.__qualname__ = f"run_{re.sub('[^a-z]', '_', name)}_{digest.hexdigest()[:20]}"
+    _feed(digest, function)
+    function.__name__ = function.__qualname__ = f"{name}_{digest.hexdigest()[:20]}"
     try:
-        return numba.njit(signature, cache=True, **EXACT)(loop)
+        return numba.njit(signature, cache=True, **EXACT)(function)
     except RuntimeError:  # nowhere to write the cache, neither beside this file nor in the user's home
-        return numba.njit(signature, **EXACT)(loop)
+        return numba.njit(signature, **EXACT)(function)

@@ -24,19 +24,37 @@ from equipoise.engines.vector import (
     load_row,
     spread,
     store,
+    store_row,
     sum1,
     sums4,
     transpose4,
     zeros,
 )
 
-__all__ = ["BLOCK", "EXACT", "GROUP", "STRIPS", "Scratch", "run"]
+__all__ = [
+    "BLOCK",
+    "DRAW",
+    "EXACT",
+    "FINISH",
+    "GROUP",
+    "HELD",
+    "PART",
+    "STRIPS",
+    "SUM",
+    "WHOLE",
+    "Lift",
+    "Scratch",
+    "lift_rows",
+    "run",
+]
 
 Array = NDArray[np.float64]
 Batch = NDArray[np.uint64]
 Model = tuple[NDArray[Any], Array, Any, Array]
 Guard = tuple[float, Array, float]
-Scratch = tuple[Batch, NDArray[np.uint32], Batch, Array]
+Scratch = tuple[Batch, NDArray[np.uint32], Batch, Array, Array, Array]
+# The columns of L, then θ̂, each of whole vectors; and of every vector of a column, how many columns are not zero there.
+Lift = tuple[Array, NDArray[np.int64]]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # Rows handled at once. A sum of products waits four cycles for its predecessor and two can start per cycle.
@@ -45,6 +63,12 @@ GROUP = 8
 BLOCK = 16
 # Numbers per row of a block: predictor (then residual), response, weight, shift.
 STRIPS = 4
+# Rows summed apart from the others in a large batch, whoever sums them: so no bit depends on the number of threads.
+PART = 1024
+# What a call does: whole steps, or one of their parts, so that several threads can share the second.
+WHOLE, DRAW, SUM, FINISH = range(4)
+# Stored iterates mapped back to parameters together: the map is read once for all of them.
+HELD = 8
 _LINE = 64
 
 # No fast-math flag: the order of operations is the one written. Only Python calls the result, not C.
@@ -142,7 +166,7 @@ def _collect(cells: Array, batch: Batch, at: int, k: int, width: int, work: Arra
 @_inlined
 def _draw(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:
     """Fill the batch with row numbers, and what it lacks to whole groups with copies of the last."""
-    batch, order, swaps, _ = scratch
+    batch, order, swaps, _, _, _ = scratch
     size = swaps.size
     if order.size == 0:
         rows_with_replacement(rng, np.uint64(count), batch[:size])
@@ -158,6 +182,15 @@ def _begin(m: Array, phi: Array, prior: Array, momentum: float, width: int) -> N
     kappa = spread(momentum)
     for j in range(0, width, LANES):
         store(m, j, fma(load_row(prior, 1, j), load(phi, j), fma(kappa, load(m, j), load_row(prior, 0, j))))
+
+
+@_inlined
+def _add_parts(m: Array, partials: Array, width: int) -> None:
+    """Add the sums of all parts, one after the other."""
+    one = spread(1.0)
+    for start in range(0, partials.size, width):
+        for j in range(0, width, LANES):
+            store(m, j, fma(one, load(partials, start + j), load(m, j)))
 
 
 @_inlined
@@ -189,6 +222,63 @@ def _pull_back(phi: Array, metric: Array, radius2: float) -> int:
     return 1
 
 
+@_separate
+def _lift(stage: Array, lift: Lift, width: int) -> None:
+    """Set the second half of `stage` to θ̂ + L φ for the positions φ in the first."""
+    columns, reach = lift
+    last = columns.size - width
+    for j in range(0, width, LANES):
+        t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = load(columns, last + j)
+        for i in range(entry(reach, j // LANES)):
+            column = load(columns, i * width + j)
+            t0 = fma(_copies(stage, i), column, t0)
+            t1 = fma(_copies(stage, width + i), column, t1)
+            t2 = fma(_copies(stage, 2 * width + i), column, t2)
+            t3 = fma(_copies(stage, 3 * width + i), column, t3)
+            t4 = fma(_copies(stage, 4 * width + i), column, t4)
+            t5 = fma(_copies(stage, 5 * width + i), column, t5)
+            t6 = fma(_copies(stage, 6 * width + i), column, t6)
+            t7 = fma(_copies(stage, 7 * width + i), column, t7)
+        lifted = HELD * width + j
+        store(stage, lifted, t0)
+        store(stage, lifted + width, t1)
+        store(stage, lifted + 2 * width, t2)
+        store(stage, lifted + 3 * width, t3)
+        store(stage, lifted + 4 * width, t4)
+        store(stage, lifted + 5 * width, t5)
+        store(stage, lifted + 6 * width, t6)
+        store(stage, lifted + 7 * width, t7)
+
+
+@_separate
+def _release(stage: Array, lift: Lift, held: int, out: Array, stored: int) -> int:
+    """Write the held positions, or what they are lifted to; returns how many iterates are stored then."""
+    dim, width, first = out.shape[1], stage.size // (2 * HELD), 0
+    if lift[0].size > 0:
+        _lift(stage, lift, width)
+        first = HELD * width
+    whole = dim - dim % LANES
+    for k in range(held):
+        at = first + k * width
+        for j in range(0, whole, LANES):
+            store_row(out, stored + k, j, load(stage, at + j))
+        for j in range(whole, dim):
+            out[stored + k, j] = stage[at + j]
+    return stored + held
+
+
+def lift_rows(positions: Array, lift: Lift, out: Array) -> None:
+    """Map positions back to parameters, with the bits that `run` would have stored."""
+    width = lift[0].size // (positions.shape[1] + 1)
+    stage = np.zeros(2 * HELD * width)
+    for start in range(0, positions.shape[0], HELD):
+        held = min(HELD, positions.shape[0] - start)
+        for k in range(held):
+            for j in range(positions.shape[1]):
+                stage[k * width + j] = positions[start + k, j]
+        _release(stage, lift, held, out, start)
+
+
 def run(
     model: Model,
     guard: Guard,
@@ -198,40 +288,53 @@ def run(
     rng: NDArray[np.uint64],
     scratch: Scratch,
     clock: tuple[int, int, int, int],
+    share: tuple[int, int, int],
+    lift: Lift,
     out: Array,
 ) -> tuple[int, int, int, bool]:
     """The loop; returns the step reached, guard hits, draws stored, and whether every iterate was finite."""
     cells, sides, constants, prior = model
     radius2, metric, bound = guard
     momentum, noise = rates
-    batch, _, swaps, work = scratch
+    batch, _, swaps, work, stage, partials = scratch
     step, steps, thin, ahead = clock
-    count, width = cells.shape[0], phi.size
-    dim, size, scale = metric.shape[0], swaps.size, 1.0 / swaps.size
-    hits, stored, finite, last = 0, 0, True, step + steps
+    phase, first, last = share
+    width, dim, size, scale = phi.size, metric.shape[0], swaps.size, 1.0 / swaps.size
+    hits, held, stored, finite, end = 0, 0, 0, True, step + steps
     until_stored = thin - step % thin if thin > 0 else steps + 1
-    while step < last and finite:
+    while step < end and finite:
+        if phase in (WHOLE, DRAW):
+            _draw(rng, cells.shape[0], scratch)
+        if phase in (WHOLE, FINISH):
+            _begin(m, phi, prior, momentum, width)
+        for part in range(first, last):
+            total, begin, until = m, 0, batch.size
+            if partials.size > 0:
+                begin, until = part * PART, min((part + 1) * PART, batch.size)
+                total = partials[part * width : (part + 1) * width]
+                total[:] = 0.0
+            if ahead > 0:
+                _fetch_rows(cells, batch, begin, begin + ahead)
+            for start in range(begin, until, BLOCK):
+                stop = min(BLOCK, until - start)
+                for k in range(0, stop, GROUP):
+                    at = start + k
+                    if ahead > 0:
+                        _fetch_rows(cells, batch, at + ahead, at + ahead + GROUP)
+                    low, high = _eight_predictors(cells, phi, batch, at, width)
+                    _place(sides, batch, at, low, k, work)
+                    _place(sides, batch, at + LANES, high, k + LANES, work)
+                for k in range(size - start, stop):
+                    work[2 * BLOCK + k] = work[3 * BLOCK + k] = 0.0
+                for k in range(BLOCK):
+                    slope = derivative(work[k], work[BLOCK + k], constants)
+                    work[k] = scale * (work[3 * BLOCK + k] + work[2 * BLOCK + k] * slope)
+                for k in range(0, stop, GROUP):
+                    _collect(cells, batch, start + k, k, width, work, total)
+        if phase in (DRAW, SUM):
+            return step, 0, 0, True
         step += 1
-        _draw(rng, count, scratch)
-        if ahead > 0:
-            _fetch_rows(cells, batch, 0, ahead)
-        _begin(m, phi, prior, momentum, width)
-        for start in range(0, batch.size, BLOCK):
-            stop = min(BLOCK, batch.size - start)
-            for k in range(0, stop, GROUP):
-                at = start + k
-                if ahead > 0:
-                    _fetch_rows(cells, batch, at + ahead, at + ahead + GROUP)
-                low, high = _eight_predictors(cells, phi, batch, at, width)
-                _place(sides, batch, at, low, k, work)
-                _place(sides, batch, at + LANES, high, k + LANES, work)
-            for k in range(size - start, stop):
-                work[2 * BLOCK + k] = work[3 * BLOCK + k] = 0.0
-            for k in range(BLOCK):
-                slope = derivative(work[k], work[BLOCK + k], constants)
-                work[k] = scale * (work[3 * BLOCK + k] + work[2 * BLOCK + k] * slope)
-            for k in range(0, stop, GROUP):
-                _collect(cells, batch, start + k, k, width, work, m)
+        _add_parts(m, partials, width)
         if noise != 0.0:
             add_normals(rng, noise, phi, dim)
         norm2 = _move(phi, m, width)
@@ -240,8 +343,11 @@ def run(
             hits += _pull_back(phi, metric, radius2)
         until_stored -= 1
         if until_stored == 0 and finite:
-            for j in range(dim):
-                out[stored, j] = phi[j]
-            stored += 1
+            for j in range(0, width, LANES):
+                store(stage, held * width + j, load(phi, j))
+            held += 1
             until_stored = thin
-    return step, hits, stored, finite
+            if held == HELD:
+                stored = _release(stage, lift, held, out, stored)
+                held = 0
+    return step, hits, _release(stage, lift, held, out, stored), finite

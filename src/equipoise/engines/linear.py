@@ -13,6 +13,7 @@ The loop itself is in `equipoise.engines.kernel`.
 
 from __future__ import annotations
 
+from concurrent.futures import Executor
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,13 +23,17 @@ from numpy.typing import NDArray
 
 from equipoise.engines.compiling import MOST_CONSTANTS, kernel
 from equipoise.engines.compiling import compile_helper as _compile_helper  # noqa: F401  (tests compile losses with it)
-from equipoise.engines.kernel import BLOCK, GROUP, STRIPS, Scratch
+from equipoise.engines.cost import SPLIT, rows_ahead
+from equipoise.engines.kernel import BLOCK, DRAW, FINISH, GROUP, HELD, PART, STRIPS, SUM, WHOLE, Lift, Scratch
 from equipoise.engines.table import RowTable, padded, side_columns
+from equipoise.engines.vector import LANES
 from equipoise.models.family import ScalarLoss
 
-__all__ = ["ChainState", "LinearProgram", "advance", "advance_coupled", "initial_state"]
+__all__ = ["ChainState", "LinearProgram", "advance", "advance_coupled", "initial_state", "lifting"]
 
 Array = NDArray[np.float64]
+
+_AS_THEY_ARE: Lift = np.empty(0), np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +60,7 @@ class LinearProgram:
     storage
         The type rows are held in: float64, or float32 for half the memory. Sums are float64 either way.
     ahead
-        Rows to ask memory for ahead of their use; None leaves it to the table. It changes no bit.
+        Rows to ask memory for ahead of their use; None leaves it to `equipoise.engines.cost`. It changes no bit.
     """
 
     loss: ScalarLoss
@@ -104,7 +109,16 @@ def initial_state(position: Array, seed: np.random.SeedSequence) -> ChainState:
     return ChainState(start, np.zeros_like(start), seed.generate_state(4, np.uint64).astype(np.uint64))
 
 
-def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, out: Array) -> int:
+def advance(
+    program: LinearProgram,
+    state: ChainState,
+    steps: int,
+    thin: int,
+    out: Array,
+    lift: Lift = _AS_THEY_ARE,
+    threads: int = 1,
+    pool: Executor | None = None,
+) -> int:
     """Run `steps` steps in place and store every `thin`-th iterate; no bit depends on how a run is split.
 
     Parameters
@@ -112,7 +126,11 @@ def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, ou
     thin
         φ is stored after each step whose number `state.step` (from 1) is a multiple of it; 0 stores nothing.
     out
-        Receives the draws, (m, D), in any memory layout.
+        Receives the draws, (m, D), each in one piece of memory.
+    lift
+        What draws are stored as: the map made by `lifting`, or nothing for φ itself.
+    threads, pool
+        How many threads share a step on a large batch, and where all but this one are; no bit depends on it.
 
     Returns
     -------
@@ -123,11 +141,13 @@ def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, ou
     Raises
     ------
     ValueError
-        If `out` has too few rows.
+        If `out` has too few rows, or rows that are not in one piece.
     """
     if thin > 0 and (state.step + steps) // thin - state.step // thin > len(out):
         # The compiled loop does not check its bounds.
         raise ValueError(f"out has {len(out)} rows, too few for {steps} steps thinned by {thin}")
+    if out.size > len(out) and out.strides[1] != out.itemsize:
+        raise ValueError("the rows of out must be contiguous")
     table, loss = program.table, program.loss
     dim, width = table.dim, padded(table.dim)
     phi, m = np.zeros((2, width))
@@ -138,21 +158,69 @@ def advance(program: LinearProgram, state: ChainState, steps: int, thin: int, ou
     model = table.cells, table.sides, tuple(map(float, loss.p)) if few else loss.constants, prior
     guard = float(program.guard_radius2), metric, float(program.guard_bound)
     rates = float(program.momentum), float(program.noise_scale)
-    ahead = table.ahead if program.ahead is None else program.ahead
+    ahead = rows_ahead(len(table.cells), table.cells.strides[0]) if program.ahead is None else program.ahead
     loop = kernel(loss.name, loss.d1, min(len(loss.p), MOST_CONSTANTS + 1), str(table.cells.dtype))
-    state.step, hits, stored, finite = loop(
-        model, guard, rates, phi, m, state.rng, _scratch(program), (state.step, steps, thin, ahead), out
-    )
+    scratch, parts = _scratch(program), parts_of(program.batch_size)
+
+    def call(phase: int, first: int, last: int, steps: int, out: Array, scratch: Scratch = scratch) -> Any:
+        clock = state.step, steps, thin, ahead
+        return loop(model, guard, rates, phi, m, state.rng, scratch, clock, (phase, first, last), lift, out)
+
+    written, finite, end = 0, True, state.step + steps
+    while finite and state.step < end:
+        if threads == 1 or pool is None or parts == 1:
+            state.step, hits, stored, finite = call(WHOLE, 0, parts, steps, out)
+        else:
+            call(DRAW, 0, 0, 1, out)
+            _sum_together(call, scratch, parts, threads, pool)
+            state.step, hits, stored, finite = call(FINISH, 0, 0, 1, out[written:])
+        state.hits += hits
+        written += int(stored)
     state.position[:], state.velocity[:] = phi[:dim], m[:dim]
-    state.hits += hits
-    return int(stored) if finite else -1 - int(stored)
+    return written if finite else -1 - written
+
+
+def _sum_together(call: Any, scratch: Scratch, parts: int, threads: int, pool: Executor) -> None:
+    """Sum the parts of a batch on several threads, of which this is one; each has strips of its own."""
+    bounds = [parts * k // threads for k in range(threads + 1)]
+    batch, order, swaps, work, stage, partials = scratch
+    nowhere = np.empty((0, 1))
+
+    def part(k: int) -> None:
+        own = batch, order, swaps, np.zeros_like(work), stage, partials
+        call(SUM, bounds[k], bounds[k + 1], 1, nowhere, own)
+
+    others = [pool.submit(part, k) for k in range(1, threads)]
+    part(0)
+    for other in others:
+        other.result()
+
+
+def parts_of(batch_size: int) -> int:
+    """How many parts the rows of a step are summed in; it depends on nothing else, and so do the bits."""
+    return -(-batch_size // PART) if batch_size >= SPLIT else 1
 
 
 def _scratch(program: LinearProgram) -> Scratch:
-    """Memory for a step: the batch in whole groups, the permutation it is drawn from, its swaps, a block's strips."""
-    size = program.batch_size
+    """Memory for a step: the batch in whole groups, the permutation it is drawn from, its swaps, a block's strips.
+
+    Then the iterates that wait to be stored, before and after they are lifted, and the sums of parts.
+    """
+    size, width = program.batch_size, padded(program.table.dim)
     order = np.arange(0 if program.replacement else len(program.table.cells), dtype=np.uint32)
-    return np.empty(-(-size // GROUP) * GROUP, np.uint64), order, np.empty(size, np.uint64), np.zeros(STRIPS * BLOCK)
+    batch, swaps = np.empty(-(-size // GROUP) * GROUP, np.uint64), np.empty(size, np.uint64)
+    parts = parts_of(size)
+    partials = np.zeros(parts * width if parts > 1 else 0)
+    return batch, order, swaps, np.zeros(STRIPS * BLOCK), np.zeros(2 * HELD * width), partials
+
+
+def lifting(root: Array, center: Array) -> Lift:
+    """The map φ → θ̂ + L φ as the loop reads it; with a triangular L, half of it is not read at all."""
+    dim, width = center.size, padded(center.size)
+    columns = np.zeros((dim + 1, width))
+    columns[:dim, :dim], columns[dim, :dim] = root.T, center
+    used = columns[:dim].reshape(dim, -1, LANES).any(axis=2)
+    return columns.ravel(), (used * np.arange(1, dim + 1)[:, None]).max(axis=0)
 
 
 def advance_coupled(

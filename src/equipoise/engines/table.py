@@ -18,11 +18,6 @@ Array = NDArray[np.float64]
 _LINE = 64
 # base, y, weight and shift: a row's residual is shift + weight ℓ'(base + x̃ᵀφ, y).
 _SIDES = 4
-# Asking for rows ahead of their use, measured on tables of 1 to 800 MB: it saves 35 % of a step if a row is one cache
-# line, 15 % at two, 10 % at three to seven, and then nothing or less than nothing: the processor has several loads of
-# wide rows under way by itself, and asking twice costs. A table that the second level of cache holds needs no help.
-_WIDEST, _CACHED = 512, 2**20
-_ASKED = 1024  # bytes of rows under way: more would push out what is in use
 
 
 def padded(dim: int) -> int:
@@ -73,14 +68,6 @@ class RowTable:
         table = RowTable.blank(rows.shape[0], rows.shape[1], storage)
         table.rows[:] = rows
         return table
-
-    @property
-    def ahead(self) -> int:
-        """How many rows ahead of their use to ask memory for them; 0 is not at all."""
-        stride = self.cells.strides[0]
-        if stride > _WIDEST or len(self.cells) * stride <= _CACHED:
-            return 0
-        return min(max(_ASKED // stride, 8), 16)
 
     @property
     def rows(self) -> NDArray[Any]:

@@ -26,6 +26,7 @@ __all__ = [
     "operation",
     "spread",
     "store",
+    "store_row",
     "sum1",
     "sums4",
     "transpose4",
@@ -154,6 +155,19 @@ def store(typing: Any, array: Any, at: Any, vector: Any) -> Any:  # noqa: ARG001
         return context.get_dummy_value()
 
     return types.void(array, types.int64, _TYPE), generate
+
+
+@operation
+def store_row(typing: Any, matrix: Any, row: Any, column: Any, vector: Any) -> Any:  # noqa: ARG001
+    """Set `matrix[row, column:column + 4]`, rows contiguous, float64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        offset = _row_offset(context, builder, signature.args[0], *arguments[:3])
+        place = _address(context, builder, signature.args[0], arguments[0], offset, _VECTOR)
+        builder.store(arguments[3], place, align=8)
+        return context.get_dummy_value()
+
+    return types.void(matrix, types.int64, types.int64, _TYPE), generate
 
 
 @operation

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cholesky, eigh, solve, solve_triangular
 
-from equipoise.engines.linear import ChainState, LinearProgram, advance, initial_state
+from equipoise.engines.cost import threads_per_chain
+from equipoise.engines.linear import ChainState, LinearProgram, advance, initial_state, lifting
 from equipoise.engines.table import RowTable
 from equipoise.errors import InvalidInput
 from equipoise.moments import blocks
@@ -37,9 +38,17 @@ class LinearEngine:
         """A chain at θ, at rest."""
         return initial_state(solve(self.root, theta - self.center), seed)
 
-    def advance(self, states: list[ChainState], steps: int, thin: int, outs: list[Array], pool: Executor) -> list[int]:
-        """Run every chain, each on a thread of its own; see `equipoise.engines.linear.advance`."""
-        return list(pool.map(lambda state, out: advance(self.program, state, steps, thin, out), states, outs))
+    def advance(
+        self, states: list[ChainState], steps: int, thin: int, outs: list[Array], pool: Executor, threads: int = 1
+    ) -> list[int]:
+        """Run every chain, each on a thread of its own or several, and store parameters; see `linear.advance`."""
+        lift = lifting(self.root, self.center)
+        shared = threads_per_chain(self.program.batch_size, threads, len(states))
+
+        def chain(state: ChainState, out: Array) -> int:
+            return advance(self.program, state, steps, thin, out, lift, shared, pool)
+
+        return list(pool.map(chain, states, outs))
 
     def identity(self) -> tuple[NDArray[Any], ...]:
         """The arrays that, with the step and the options, determine a run; of the rows, a digest."""
@@ -59,9 +68,7 @@ class LinearEngine:
 
     def parameters(self, positions: Array) -> Array:
         """θ̂ + L φ for many φ."""
-        theta = positions @ self.root.T
-        theta += self.center  # in place: for short steps a second temporary would cost as much as the chain
-        return theta
+        return positions @ self.root.T + self.center
 
 
 def _digest(table: RowTable) -> NDArray[np.uint8]:
@@ -77,7 +84,8 @@ def linear_engine(
 ) -> LinearEngine:
     """Whiten a problem for a step matrix.
 
-    Of all roots of Λ the one that makes the prior diagonal is taken, so that a step costs O(B D) with any prior.
+    Of all roots of Λ the one that makes the prior diagonal is taken, so that a step costs O(B D) with any prior; without
+    one that is the triangular root, which halves the cost of a stored draw.
     The whitened rows are written straight to where the engine reads them: data apart, they are the only copy.
 
     Parameters
@@ -97,7 +105,7 @@ def linear_engine(
     rows, dynamics, center = problem.rows, tuning.dynamics, tuning.center
     C = cholesky(tuning.step, lower=True)
     curvature, U = eigh(C.T @ problem.precision @ C)
-    root = np.ascontiguousarray(C @ U)
+    root = np.ascontiguousarray(C @ U) if problem.precision.any() else C
     table = RowTable.blank(rows.n, rows.dim, storage)
     for block in blocks(*rows.x.shape):
         table.rows[block] = rows.x[block] @ root

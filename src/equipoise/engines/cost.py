@@ -1,0 +1,38 @@
+"""Which variant of a step is the faster: the rules, measured on the benchmark's workloads, in one place.
+
+Bits depend on none of the choices made here but the last, which the data and the loss alone determine. What was tried and
+did not pay is not a variant: widths known to the compiler (0–5 % slower, now that vectors are written out), and the linear
+engine with a dense step matrix (slower at every batch size and thinning, once draws are mapped back in cache).
+"""
+
+from __future__ import annotations
+
+__all__ = ["SPLIT", "pays_to_project", "rows_ahead", "threads_per_chain"]
+
+# Asking for rows ahead of their use, measured on tables of 1 to 800 MB: it saves 35 % of a step if a row is one cache
+# line, 15 % at two, 10 % at three to seven, and then nothing or less than nothing: the processor has several loads of
+# wide rows under way by itself, and asking twice costs. A table that the second level of cache holds needs no help.
+_WIDEST, _CACHED = 512, 2**20
+_ASKED = 1024  # bytes of rows under way: more would push out what is in use
+
+# Rows from which a step is summed in parts that threads can share: to meet costs them a tenth of a millisecond.
+SPLIT = 8192
+# A general loss as a regression: its rows A_n may take this many times the memory of the data.
+_LARGER = 2
+
+
+def rows_ahead(count: int, stride: int) -> int:
+    """How many rows ahead of their use to ask memory for them, in a table of `count` rows of `stride` bytes."""
+    if stride > _WIDEST or count * stride <= _CACHED:
+        return 0
+    return min(max(_ASKED // stride, 8), 16)
+
+
+def threads_per_chain(batch_size: int, threads: int, chains: int) -> int:
+    """How many threads share a step of each chain."""
+    return max(1, threads // chains) if batch_size >= SPLIT else 1
+
+
+def pays_to_project(rank: int, dim: int, numbers: float) -> bool:
+    """Whether to run a general loss of `rank` combinations in whitened coordinates, for rows of so many numbers."""
+    return rank * dim <= _LARGER * numbers
