@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -37,6 +38,15 @@ def smoke(tmp_path_factory) -> Path:
     assert done.returncode == 0, done.stderr
     assert f"page: {out / 'index.html'}" in done.stdout
     return out
+
+
+def alive(group: int) -> bool:
+    """Whether any process of a group is left."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def numbers(out: Path, name: str, **key: str) -> list[dict]:
@@ -140,10 +150,13 @@ def test_a_killed_run_goes_on(tmp_path) -> None:
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    # children of a killed process end when they find their pipe closed, after the job they are at
+    # its workers end with it
+    limit = time.monotonic() + 20.0
+    while time.monotonic() < limit and alive(process.pid):
+        time.sleep(0.05)
+    assert not alive(process.pid)
     before = {p: p.stat().st_mtime_ns for p in parts.glob("*.json")}
     assert len(before) >= 3
-    time.sleep(2.0)
     assert subprocess.run(arguments, capture_output=True).returncode == 0
     after = {p: p.stat().st_mtime_ns for p in parts.glob("*.json")}
     assert len(after) == len(find("figure1").jobs(Scale(smoke=True, repetitions=4)))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def _pool(workers: int | None) -> Iterator[ProcessPoolExecutor]:
     os.environ.update(PINNED)
     try:
         # processes are started when work arrives, so the settings must stay until the end
-        with ProcessPoolExecutor(workers or os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(workers or os.cpu_count(), get_context("spawn"), _end_with_parent) as pool:
             yield pool
     finally:
         for name, value in before.items():
@@ -145,6 +146,18 @@ def _pool(workers: int | None) -> Iterator[ProcessPoolExecutor]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it is gone: a pool's workers would wait for work for ever."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 @contextmanager
