@@ -83,7 +83,7 @@ def blackjax_scan_run(cell: Cell) -> Run:
             key, batch = draw
             return sgld.step(key, phi, (x[batch], y[batch]), 1.0 / len(y), 0.0)
 
-        return scan(one, phi, (keys, batches), cell.thin, size)
+        return scan(one, phi, (keys, batches), cell.thin)
 
     return compiled_run(cell, chain)
 
