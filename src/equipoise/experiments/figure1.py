@@ -21,7 +21,7 @@ RULES = ("ct", "lr-ws", "dq-exact")
 def jobs(scale: Scale) -> list[Job]:
     """One batch size at a time, every repetition with new data."""
     sizes = [2**k for k in scale.pick(range(10), range(0, 10, 3))]
-    return [{"batch": b, "repetition": r} for b in sizes for r in range(min(10, scale.repetitions))]
+    return [{"batch": b, "repetition": r} for b in sizes for r in range(scale.repetitions)]
 
 
 def run(job: Job, scale: Scale) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def _study(dataset: str, seed: int, scale: Scale) -> Study:
 def jobs(kind: str, steps: tuple[float, ...], scale: Scale) -> list[Job]:
     """One data set, step and repetition each."""
     datasets = {"linear": ("simulated-linear", "boston"), "poisson": ("simulated-poisson", "german-credit")}[kind]
-    count = min(10, scale.repetitions) if len(steps) > 1 else 2
+    count = scale.repetitions if len(steps) > 1 else 2
     return [
         {"kind": kind, "dataset": d, "step": s, "repetition": r} for d in datasets for s in steps for r in range(count)
     ]

@@ -27,7 +27,7 @@ DATASETS = {
 
 def jobs(scale: Scale) -> list[Job]:
     """Every data set and batch size; the released settings, at which the paper's figures were made."""
-    repetitions = range(min(scale.repetitions, scale.pick(5, 2)))
+    repetitions = range(min(scale.repetitions, scale.pick(10, 2)))
     return [{"dataset": d, "batch": b, "repetition": r} for d in DATASETS for b in ("16", "0.1N") for r in repetitions]
 
 

@@ -23,7 +23,7 @@ PROXIES = ("ct", "lr-ws", "dq-exact")
 
 def jobs(scale: Scale) -> list[Job]:
     """Weight decay at B = 32, batch size without decay."""
-    repetitions = range(min(scale.repetitions, 10))
+    repetitions = range(scale.repetitions)
     cells = [{"decay": d, "batch": BATCH} for d in DECAYS] + [{"decay": 0.0, "batch": b} for b in BATCHES]
     panels = ["decay"] * len(DECAYS) + ["batch"] * len(BATCHES)
     return [{**c, "panel": p, "repetition": r} for c, p in zip(cells, panels, strict=True) for r in repetitions]
