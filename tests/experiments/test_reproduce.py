@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -14,8 +15,9 @@ from pathlib import Path
 import pytest
 
 import equipoise as eq
-from equipoise.experiments import NAMES, find, reproduce
+from equipoise.experiments import NAMES, find, reproduce, runner
 from equipoise.experiments.entry import Scale
+from equipoise.experiments.runner import _essence, _tells
 
 GERMAN = Path(__file__).parents[3] / "shared" / "data" / "german.csv"
 # one worker runs them all: they share one reproduction
@@ -194,3 +196,18 @@ def test_bad_requests_end_in_one_line(arguments, words, tmp_path) -> None:
 def test_infinite_numbers_are_valid_json(smoke) -> None:
     for name in NAMES:
         json.loads((smoke / f"{name}.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_results_outlive_changes_of_words_and_plots() -> None:
+    tree = ast.parse(
+        "def run(job, scale): ...\n"
+        "def claims(numbers, curves): ...\n"
+        "def claim_floor(here, label): ...\n"
+        "def draw(figure, numbers, curves): ...\n"
+        "ENTRY = Entry(name='a')\n"
+        "STEPS = (1, 2)\n"
+    )
+    assert [_tells(node) for node in tree.body] == [False, True, True, True, True, False]
+    essence = _essence(Path(runner.__file__).with_name("table1.py"))
+    assert "compare_rules" in essence
+    assert "tell the methods apart" not in essence
