@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 from scipy.stats import norm
 
 import equipoise as eq
@@ -22,6 +23,8 @@ from equipoise.experiments.measure import (
     run_chain,
 )
 from equipoise.experiments.rules import true_law, tuned
+
+LEVELS = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +50,23 @@ def test_quantile_error_is_zero_for_the_right_law_and_sees_a_wrong_one() -> None
     target = np.array([[2.0, 0.7], [0.7, 0.9]])
     center = np.array([3.0, -1.0])
     right = center + rng.standard_normal((4000, 2)) @ np.linalg.cholesky(target).T
-    found = quantile_error(right, center, target)
-    assert 0.3 * quantile_reference(4000) < found < 2.0 * quantile_reference(4000)
+    # the standard deviation of the quantiles of independent draws
+    spread = np.sqrt(LEVELS * (1.0 - LEVELS) / 4000) / norm.pdf(norm.ppf(LEVELS))
+    assert 0.2 * spread.mean() < quantile_error(right, center, target) < 2.0 * spread.mean()
     wide = center + 1.5 * (right - center)
-    levels = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
-    expected = 0.5 * np.sqrt(np.mean(norm.ppf(levels) ** 2))
+    expected = 0.5 * np.sqrt(np.mean(norm.ppf(LEVELS) ** 2))
     assert quantile_error(wide, center, target) == pytest.approx(expected, rel=0.1)
 
 
-def test_quantile_reference_is_what_independent_draws_score() -> None:
+def test_quantile_reference_is_what_a_perfect_chain_scores() -> None:
     rng = np.random.default_rng(2)
-    scores = [quantile_error(rng.standard_normal((500, 3)), np.zeros(3), np.eye(3)) for _ in range(200)]
-    assert np.mean(scores) == pytest.approx(quantile_reference(500), rel=0.12)
+    keep, length, per_pass = 0.9, 19 * 400, 19.0  # autocorrelation time (1 + 0.9) / (1 − 0.9) = 19 steps
+    scores = []
+    for _ in range(60):
+        noise = np.sqrt(1.0 - keep**2) * rng.standard_normal((length, 4))
+        noise[0] = rng.standard_normal(4)
+        scores.append(quantile_error(lfilter([1.0], [1.0, -keep], noise, axis=0), np.zeros(4), np.eye(4)))
+    assert np.mean(scores) == pytest.approx(quantile_reference(length / per_pass), rel=0.1)
 
 
 def test_covariance_error_of_lost_chains_is_infinite() -> None:

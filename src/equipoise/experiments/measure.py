@@ -140,10 +140,18 @@ def quantile_error(draws: Array | None, center: Array, target: Array) -> float:
         return float(np.sqrt(np.mean(gaps**2, axis=0)).mean())
 
 
-def quantile_reference(effective: float) -> float:
-    """What that error is for `effective` independent draws from the target itself: sd of a sample quantile."""
-    density = np.exp(-0.5 * ndtri(_LEVELS) ** 2) / np.sqrt(2.0 * np.pi)
-    return float(np.sqrt(np.mean(_LEVELS * (1.0 - _LEVELS) / density**2) / max(effective, 1.0)))
+def quantile_reference(passes: float) -> float:
+    """What that error is for a chain with the target's law and an autocorrelation time of one pass over the data.
+
+    The indicator of θ ≤ q is a sum of Hermite polynomials in θ, and the k-th of them forgets k times as fast as θ itself:
+    ``Var q̂ = Σ_k He_{k−1}(q)² / (k! k) / passes``. Independent draws would have k! for k! k.
+    """
+    q = ndtri(_LEVELS)
+    before, now, total = np.zeros_like(q), np.ones_like(q), np.zeros_like(q)
+    for k in range(1, 400):
+        total += now**2 / k**2  # He_{k−1}² / (k−1)! over k²
+        before, now = now, (q * now - np.sqrt(k - 1.0) * before) / np.sqrt(k)
+    return float(np.sqrt(np.mean(total) / max(passes, 1.0)))
 
 
 def compare_rules(

@@ -15,7 +15,7 @@ __all__ = ["Claim", "Number", "Numbers", "Printed", "collect", "printed", "short
 
 _KEYS = ("setting", "run", "dataset", "loss", "batch", "method", "metric")
 # Agreement allows each interval to widen by this share of its value: two simulations, two sets of data.
-_SLACK = 0.1
+_SLACK = 0.03
 # A bias below this share of the floor cannot be seen in a chain of that length.
 _HIDDEN = 0.35
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -183,8 +183,7 @@ class Number:
 
 
 def _wider(value: float, low: float, high: float) -> tuple[float, float]:
-    slack = _SLACK * abs(value) if np.isfinite(value) else 0.0
-    return low - slack, high + slack
+    return min(low, value) * (1.0 - _SLACK), max(high, value) * (1.0 + _SLACK)
 
 
 def _huge(value: float) -> bool:

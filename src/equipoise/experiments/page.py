@@ -225,7 +225,7 @@ def _how_to_read() -> str:
     return (
         "<section><h2>How to read it</h2><p>The <b>floor</b> is what a perfect method scores with a chain of that length, "
         "predicted by the theory; the <b>bias</b> is what the method itself would score with an endless chain. A number "
-        "<b>agrees</b> when its 95 % interval over the repetitions meets the paper's, each widened by a tenth; it is "
+        "<b>agrees</b> when its 95 % interval over the repetitions meets the paper's, each widened by 3 %; it is "
         "<b>better</b> when the error is smaller than printed. A cell at the floor shows the length of the chain, whatever "
         f"the method.</p><details><summary>the methods</summary><dl>{rules}</dl></details></section>"
     )
