@@ -202,7 +202,7 @@ def test_results_outlive_changes_of_words_and_plots() -> None:
     tree = ast.parse(
         "def run(job, scale): ...\n"
         "def claims(numbers, curves): ...\n"
-        "def claim_floor(here, label): ...\n"
+        "def claim_small(here, label): ...\n"
         "def draw(figure, numbers, curves): ...\n"
         "ENTRY = Entry(name='a')\n"
         "STEPS = (1, 2)\n"
@@ -210,4 +210,4 @@ def test_results_outlive_changes_of_words_and_plots() -> None:
     assert [_tells(node) for node in tree.body] == [False, True, True, True, True, False]
     essence = _essence(Path(runner.__file__).with_name("table1.py"))
     assert "compare_rules" in essence
-    assert "tell the methods apart" not in essence
+    assert "For small batches" not in essence

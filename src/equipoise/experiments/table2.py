@@ -8,7 +8,7 @@ from equipoise.experiments.designs import boston
 from equipoise.experiments.entry import Entry, Job, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, tell
-from equipoise.experiments.table1 import LONG_FLOOR, LONG_RULES, PRINTED_RULES, claim_closest, claim_floor
+from equipoise.experiments.table1 import LONG_FLOOR, LONG_RULES, PRINTED_RULES, claim_closest, claim_small_batches
 
 __all__ = ["ENTRY"]
 
@@ -47,7 +47,7 @@ def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
     for loss in PRINTED_RULES:
         here = numbers.where(loss=loss, metric="covariance_error")
         found += claim_closest(here, f"Boston, {loss} loss")
-        found += claim_floor(here, f"Boston, {loss} loss")
+        found += claim_small_batches(here, f"Boston, {loss} loss")
     log = numbers.where(loss="log", run="printed", metric="covariance_error", batch="16")
     estimated, assumed = log.at(method="lr-ws"), log.at(method="lr-ws-model")
     if estimated is not None and assumed is not None:
