@@ -13,8 +13,17 @@ import numpy as np
 from numba.core.registry import cpu_target
 
 from equipoise.engines.exponential import exponential
-from equipoise.engines.kernel import EXACT, lift_rows, run
-from equipoise.engines.random import compiled
+from equipoise.engines.kernel import (
+    EXACT,
+    add_nothing,
+    draw_any,
+    draw_distinct,
+    fetch_nothing,
+    fetch_rows,
+    lift_rows,
+    run,
+)
+from equipoise.engines.random import add_normals, compiled
 from equipoise.models.family import ScalarFunction, exp
 
 __all__ = ["MOST_CONSTANTS", "compile_helper", "kernel", "lifter"]
@@ -76,7 +85,15 @@ def _signature(constants: int, storage: str) -> Any:
 
 
 @lru_cache(maxsize=64)
-def kernel(name: str, derivative: ScalarFunction, constants: int, storage: str = "float64") -> Any:
+def kernel(
+    name: str,
+    derivative: ScalarFunction,
+    constants: int,
+    storage: str = "float64",
+    replacement: bool = True,
+    noisy: bool = True,
+    ahead: bool = True,
+) -> Any:
     """Compile `run` for one loss, or load it from Numba's cache on disk.
 
     Numba names a cache file after the function and numbers the versions inside: two processes that compile
@@ -91,10 +108,14 @@ def kernel(name: str, derivative: ScalarFunction, constants: int, storage: str =
         How many constants it takes; of more than `MOST_CONSTANTS` the number does not matter.
     storage
         The type rows are held in.
+    replacement, noisy, ahead
+        How rows are drawn, whether noise is injected and rows are asked for ahead of their use: what a chain does not
+        use is not compiled.
     """
-    return _on_disk(
-        _bind(run, derivative=derivative), f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage)
-    )
+    draw, shake = draw_any if replacement else draw_distinct, add_normals if noisy else add_nothing
+    fetch_ahead = fetch_rows if ahead else fetch_nothing
+    loop = _bind(run, derivative=derivative, draw=draw, shake=shake, fetch_ahead=fetch_ahead)
+    return _on_disk(loop, f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage))
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
+from equipoise.engines.random import distinct_rows, rows_with_replacement
 from equipoise.engines.vector import (
     LANES,
     add,
@@ -44,6 +44,11 @@ __all__ = [
     "WHOLE",
     "Lift",
     "Scratch",
+    "add_nothing",
+    "draw_any",
+    "draw_distinct",
+    "fetch_nothing",
+    "fetch_rows",
     "lift_rows",
     "run",
 ]
@@ -92,8 +97,28 @@ def derivative(eta: float, y: float, p: Any) -> float:  # noqa: ARG001
     raise RuntimeError("the loop runs only once a loss is bound into it")
 
 
+def fetch_ahead(cells: NDArray[Any], batch: Batch, start: int, stop: int) -> None:  # noqa: ARG001
+    """The name the loop knows by what it asks memory for rows ahead of their use."""
+    raise RuntimeError("the loop runs only once a way to fetch is bound into it")
+
+
+def draw(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:  # noqa: ARG001
+    """The name the loop knows the way rows are drawn by."""
+    raise RuntimeError("the loop runs only once a way to draw is bound into it")
+
+
+def shake(rng: NDArray[np.uint64], noise: float, phi: Array, dim: int) -> None:  # noqa: ARG001
+    """The name the loop knows the injected noise by."""
+    raise RuntimeError("the loop runs only once a noise is bound into it")
+
+
 @_inlined
-def _fetch_rows(cells: Array, batch: Batch, start: int, stop: int) -> None:
+def fetch_nothing(cells: NDArray[Any], batch: Batch, start: int, stop: int) -> None:
+    """In place of `fetch_rows`, for a table that needs no help."""
+
+
+@_inlined
+def fetch_rows(cells: Array, batch: Batch, start: int, stop: int) -> None:
     """Ask for the rows batch[start:stop] ahead of their use: three cache lines, after which the processor guesses."""
     stride = cells.strides[0]
     for k in range(start, min(stop, batch.size)):
@@ -164,16 +189,22 @@ def _collect(cells: Array, batch: Batch, at: int, k: int, width: int, work: Arra
 
 
 @_inlined
-def _draw(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:
-    """Fill the batch with row numbers, and what it lacks to whole groups with copies of the last."""
+def draw_any(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:
+    """Fill the batch with row numbers drawn with replacement."""
+    batch, _, swaps, _, _, _ = scratch
+    rows_with_replacement(rng, np.uint64(count), batch[: swaps.size])
+
+
+@_inlined
+def draw_distinct(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:  # noqa: ARG001
+    """Fill the batch with row numbers that differ."""
     batch, order, swaps, _, _, _ = scratch
-    size = swaps.size
-    if order.size == 0:
-        rows_with_replacement(rng, np.uint64(count), batch[:size])
-    else:
-        distinct_rows(rng, order, swaps, batch[:size])
-    for k in range(size, batch.size):
-        batch[k] = batch[size - 1]
+    distinct_rows(rng, order, swaps, batch[: swaps.size])
+
+
+@_inlined
+def add_nothing(rng: NDArray[np.uint64], noise: float, phi: Array, dim: int) -> None:
+    """In place of `add_normals`, for a chain without injected noise."""
 
 
 @_inlined
@@ -300,11 +331,16 @@ def run(
     step, steps, thin, ahead = clock
     phase, first, last = share
     width, dim, size, scale = phi.size, metric.shape[0], swaps.size, 1.0 / swaps.size
-    hits, held, stored, finite, end = 0, 0, 0, True, step + steps
+    # not literals, with which a helper would be compiled once more
+    hits = held = stored = 0 * step
+    finite, end = True, step + steps
     until_stored = thin - step % thin if thin > 0 else steps + 1
     while step < end and finite:
         if phase in (WHOLE, DRAW):
-            _draw(rng, cells.shape[0], scratch)
+            draw(rng, cells.shape[0], scratch)
+            # what the batch lacks to whole groups: copies of its last row, which count for nothing
+            for k in range(size, batch.size):
+                batch[k] = batch[size - 1]
         if phase in (WHOLE, FINISH):
             _begin(m, phi, prior, momentum, width)
         for part in range(first, last):
@@ -313,14 +349,12 @@ def run(
                 begin, until = part * PART, min((part + 1) * PART, batch.size)
                 total = partials[part * width : (part + 1) * width]
                 total[:] = 0.0
-            if ahead > 0:
-                _fetch_rows(cells, batch, begin, begin + ahead)
+            fetch_ahead(cells, batch, begin, begin + ahead)
             for start in range(begin, until, BLOCK):
                 stop = min(BLOCK, until - start)
                 for k in range(0, stop, GROUP):
                     at = start + k
-                    if ahead > 0:
-                        _fetch_rows(cells, batch, at + ahead, at + ahead + GROUP)
+                    fetch_ahead(cells, batch, at + ahead, at + ahead + GROUP)
                     low, high = _eight_predictors(cells, phi, batch, at, width)
                     _place(sides, batch, at, low, k, work)
                     _place(sides, batch, at + LANES, high, k + LANES, work)
@@ -335,8 +369,7 @@ def run(
             return step, 0, 0, True
         step += 1
         _add_parts(m, partials, width)
-        if noise != 0.0:
-            add_normals(rng, noise, phi, dim)
+        shake(rng, noise, phi, dim)
         norm2 = _move(phi, m, width)
         finite = bool(np.isfinite(norm2))
         if finite and norm2 * bound > radius2:
@@ -347,7 +380,7 @@ def run(
                 store(stage, held * width + j, load(phi, j))
             held += 1
             until_stored = thin
-            if held == HELD:
-                stored = _release(stage, lift, held, out, stored)
-                held = 0
-    return step, hits, _release(stage, lift, held, out, stored), finite
+        if held == HELD or (held > 0 and (step == end or not finite)):
+            stored = _release(stage, lift, held, out, stored)
+            held = 0
+    return step, hits, stored, finite

@@ -159,7 +159,8 @@ def advance(
     guard = float(program.guard_radius2), metric, float(program.guard_bound)
     rates = float(program.momentum), float(program.noise_scale)
     ahead = rows_ahead(len(table.cells), table.cells.strides[0]) if program.ahead is None else program.ahead
-    loop = kernel(loss.name, loss.d1, min(len(loss.p), MOST_CONSTANTS + 1), str(table.cells.dtype))
+    count, storage = min(len(loss.p), MOST_CONSTANTS + 1), str(table.cells.dtype)
+    loop = kernel(loss.name, loss.d1, count, storage, program.replacement, program.noise_scale != 0.0, ahead > 0)
     scratch, parts = _scratch(program), parts_of(program.batch_size)
 
     def call(phase: int, first: int, last: int, steps: int, out: Array, scratch: Scratch = scratch) -> Any:
