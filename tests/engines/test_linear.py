@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from equipoise.engines.compiling import _bind, _signature, kernel
+from equipoise.engines.compiling import _signature, bound_loop, kernel
 from equipoise.engines.cost import SPLIT
 from equipoise.engines.kernel import EXACT
-from equipoise.engines.kernel import run as _run
 from equipoise.engines.linear import LinearProgram, advance, advance_coupled, initial_state, lifting
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
 from equipoise.engines.table import RowTable
@@ -329,7 +328,7 @@ def test_more_constants_than_are_passed_by_value_reach_the_loss():
 )
 @pytest.mark.parametrize("family", ["bernoulli", "poisson", "gamma", "negative-binomial"])
 def test_residuals_are_computed_four_at_a_time(family):
-    loop = _bind(_run, derivative=FAMILIES[family].loss.d1)
+    loop = bound_loop(FAMILIES[family].loss.d1)
     code = next(
         iter(numba.njit(_signature(len(CONSTANTS.get(family, ())), "float64"), **EXACT)(loop).inspect_asm().values())
     )
@@ -501,7 +500,7 @@ def test_any_loss_runs_and_losses_of_one_name_are_not_confused():
 
 def test_another_process_finds_the_compiled_loop_on_disk():
     """Its name must be the same under another hash seed, or every process would compile anew."""
-    run(build("poisson"), 1)
+    name = kernel("poisson", FAMILIES["poisson"].loss.d1, 0).py_func.__name__
     code = (
         "from equipoise.engines.compiling import kernel\nfrom equipoise.models.family import FAMILIES\n"
         "loop = kernel('poisson', FAMILIES['poisson'].loss.d1, 0)\n"
@@ -509,7 +508,6 @@ def test_another_process_finds_the_compiled_loop_on_disk():
     )
     environment = {**os.environ, "PYTHONHASHSEED": "17"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    name = kernel("poisson", FAMILIES["poisson"].loss.d1, 0).py_func.__name__
     assert result.stdout.split() == [name, "1"]
 
 

@@ -26,7 +26,7 @@ from equipoise.engines.kernel import (
 from equipoise.engines.random import add_normals, compiled
 from equipoise.models.family import ScalarFunction, exp
 
-__all__ = ["MOST_CONSTANTS", "compile_helper", "kernel", "lifter"]
+__all__ = ["MOST_CONSTANTS", "bound_loop", "compile_helper", "kernel", "lifter"]
 
 # Up to this many constants of a loss are passed by value: the compiler then knows that no store changes them and
 # takes what depends on them alone, such as a logarithm, out of the loop. Longer ones are tables.
@@ -112,10 +112,15 @@ def kernel(
         How rows are drawn, whether noise is injected and rows are asked for ahead of their use: what a chain does not
         use is not compiled.
     """
+    loop = bound_loop(derivative, replacement, noisy, ahead)
+    return _on_disk(loop, f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage))
+
+
+def bound_loop(derivative: ScalarFunction, replacement: bool = True, noisy: bool = True, ahead: bool = True) -> Any:
+    """`run` with everything it leaves open, still to be compiled."""
     draw, shake = draw_any if replacement else draw_distinct, add_normals if noisy else add_nothing
     fetch_ahead = fetch_rows if ahead else fetch_nothing
-    loop = _bind(run, derivative=derivative, draw=draw, shake=shake, fetch_ahead=fetch_ahead)
-    return _on_disk(loop, f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage))
+    return _bind(run, derivative=derivative, draw=draw, shake=shake, fetch_ahead=fetch_ahead)
 
 
 @lru_cache(maxsize=1)
