@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.accuracy import bound_constants
+from equipoise.calibration.accuracy import bound_constants
 
 
 @pytest.fixture(scope="module")

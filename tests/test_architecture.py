@@ -16,22 +16,17 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # The order in which data flows. A module imports only from its own rank and below, except inside functions.
 ORDER = [
-    {"errors", "dynamics", "progress"},
+    {"errors", "arrays"},
+    {"checks", "linalg", "progress"},
     {"data"},
-    {"moments"},
     {"theory"},
-    {"models"},
-    {"fit"},
-    {"targets"},
-    {"tuning"},
+    {"families"},
     {"engines"},
-    {"checkpoint"},
+    {"models"},
+    {"fitting"},
     {"sampling"},
-    {"diagnostics"},
-    {"accuracy", "refinement", "risk"},
-    {"planning"},
     {"calibration"},
-    {"storage", "report", "interop"},
+    {"report", "interop"},
     {"bench", "experiments"},
     {"cli"},
 ]

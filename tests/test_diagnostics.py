@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.diagnostics import autocorrelation_time
+from equipoise.calibration.diagnostics import autocorrelation_time
 
 
 def ar1(rng, coefficient, chains, length):

@@ -10,8 +10,8 @@ import statsmodels.api as sm
 from scipy.special import expit
 
 import equipoise as eq
-from equipoise.fit import minimise
-from equipoise.models.family import FAMILIES
+from equipoise.families.family import FAMILIES
+from equipoise.fitting.fit import minimise
 from equipoise.models.linear import LinearProblem
 
 families = pytest.mark.parametrize("family", list(FAMILIES))
@@ -155,7 +155,7 @@ def test_gradient_norm_is_in_posterior_standard_deviations(make_data, make_model
 @pytest.mark.parametrize("sample", [30, 200, 1200])
 def test_many_rows_start_from_a_sample(family, sample, make_data, make_model, monkeypatch) -> None:
     x, y = make_data(family, n=2500, dim=4)
-    monkeypatch.setattr(sys.modules["equipoise.fit"], "_SAMPLE", sample)
+    monkeypatch.setattr(sys.modules["equipoise.fitting.fit"], "_SAMPLE", sample)
     hessians = []
     whole = LinearProblem.derivatives
     monkeypatch.setattr(
@@ -180,7 +180,7 @@ def test_steps_are_counted_over_all_scales(make_data, monkeypatch) -> None:
         steps.append(result.iterations)
         return result
 
-    monkeypatch.setattr(sys.modules["equipoise.fit"], "minimise", counted)
+    monkeypatch.setattr(sys.modules["equipoise.fitting.fit"], "minimise", counted)
     found = eq.fit(eq.glm("gaussian", prior_precision=5.0), make_data("gaussian", n=60, dim=3))
     assert len(steps) > 2
     assert found.iterations == sum(steps) > steps[-1]

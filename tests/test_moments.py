@@ -10,12 +10,12 @@ from scipy import stats
 from scipy.special import expit
 
 import equipoise as eq
-from equipoise.models.family import FAMILIES
+from equipoise.families.family import FAMILIES
 
 families = pytest.mark.parametrize("family", list(FAMILIES))
 N, D = 40, 3
 # `eq.moments` is the function
-MODULE = import_module("equipoise.moments")
+MODULE = import_module("equipoise.linalg")
 
 
 def row_losses(family: str, eta, y):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.refinement import _corrected
+from equipoise.sampling.refinement import _corrected
 
 
 def small(family: str, seed: int = 1):

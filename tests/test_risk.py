@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.diagnostics import autocorrelation_time
+from equipoise.calibration.diagnostics import autocorrelation_time
 
 
 @pytest.fixture(scope="module")

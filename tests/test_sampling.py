@@ -83,7 +83,7 @@ def test_thinning_keeps_every_kth_iterate_and_burn_in_discards(poisson_run) -> N
 def test_rounds_do_not_change_the_bits(poisson_run, monkeypatch) -> None:
     expected = run(poisson_run, draws=400, thin=3).draws
     # a round so short that chunks shrink to a single step
-    monkeypatch.setattr("equipoise.sampling._ROUND_SECONDS", 1e-9)
+    monkeypatch.setattr("equipoise.sampling.run._ROUND_SECONDS", 1e-9)
     np.testing.assert_array_equal(run(poisson_run, draws=400, thin=3).draws, expected)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 import equipoise as eq
-from equipoise.models.family import FAMILIES
+from equipoise.families.family import FAMILIES
 
 
 def same(one, other, path="run") -> None:

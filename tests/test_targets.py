@@ -7,7 +7,7 @@ import pytest
 import statsmodels.api as sm
 
 import equipoise as eq
-from equipoise.targets import target_matrix
+from equipoise.theory.targets import target_matrix
 
 N, D = 400, 4
 

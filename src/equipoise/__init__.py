@@ -1,10 +1,12 @@
 """Equipoise: calibrated stochastic-gradient MCMC."""
 
 from equipoise import data
-from equipoise.accuracy import coupled_distance, wasserstein_bound
-from equipoise.calibration import Calibration, calibrate
-from equipoise.diagnostics import Diagnosis, diagnose
-from equipoise.dynamics import Dynamics
+from equipoise.calibration.accuracy import coupled_distance, wasserstein_bound
+from equipoise.calibration.calibration import Calibration, calibrate
+from equipoise.calibration.diagnostics import Diagnosis, diagnose
+from equipoise.calibration.planning import Plan, plan
+from equipoise.calibration.risk import expected_test_loss, optimal_batch_size, optimal_weight_decay
+from equipoise.calibration.storage import load
 from equipoise.errors import (
     ChainDiverged,
     CheckpointMismatch,
@@ -15,18 +17,16 @@ from equipoise.errors import (
     InvalidInput,
     UnstableStep,
 )
-from equipoise.fit import Fit, fit
-from equipoise.models.divergence import Beta
+from equipoise.families.divergence import Beta
+from equipoise.families.robust import Huber, Pinball, StudentT
+from equipoise.fitting.fit import Fit, fit
 from equipoise.models.glm import glm
-from equipoise.models.robust import Huber, Pinball, StudentT
-from equipoise.moments import Moments, moments
-from equipoise.planning import Plan, plan
-from equipoise.risk import expected_test_loss, optimal_batch_size, optimal_weight_decay
-from equipoise.sampling import Chains, sample
-from equipoise.storage import load
-from equipoise.targets import bayesbag, posterior, sandwich
+from equipoise.sampling.run import Chains, sample
+from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.moments import Moments, moments
 from equipoise.theory.stationary import Stationary, max_stable_step, stationary
-from equipoise.tuning import Tuning, tune
+from equipoise.theory.targets import bayesbag, posterior, sandwich
+from equipoise.theory.tuning import Tuning, tune
 
 __all__ = [
     "Beta",

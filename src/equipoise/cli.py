@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from equipoise.calibration import Calibration
+    from equipoise.calibration.calibration import Calibration
 
 __all__ = ["app", "main"]
 
@@ -226,10 +226,10 @@ def theory_command(
     """
     with _one_line_errors(debug):
         import equipoise as eq
-        from equipoise.planning import resolve_batch_size
+        from equipoise.calibration.planning import resolve_batch_size
         from equipoise.report.console import show
         from equipoise.report.summary import summarise_law
-        from equipoise.targets import target_matrix
+        from equipoise.theory.targets import target_matrix
 
         model = _model(family, scale, shape, dispersion, beta, prior_precision)
         rows = eq.data.table(data, formula, weights=weights, offset=offset, missing=missing)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.special import expit
 
-from equipoise.models.family import FAMILIES
+from equipoise.families.family import FAMILIES
 
 CONSTANTS = {
     "gaussian": (1.3,),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.engines import autodiff
+from equipoise.engines.jax import autodiff
 
 N, DIM = 200, 3
 FAMILIES = ["gaussian", "bernoulli", "poisson", "gamma", "negative-binomial"]
@@ -114,7 +114,7 @@ def test_chains_with_and_without_a_projection_take_the_same_path(case, monkeypat
     assert autodiff.autodiff_engine(problem, tuning, np.inf, whiten=False).projection is None
     expected = run(model, data, tuning, draws=400, guard=2.0)
     assert expected.statistics["guard_hits"] > 0
-    monkeypatch.setattr("equipoise.engines.autodiff._projection", lambda *_: None)
+    monkeypatch.setattr("equipoise.engines.jax.autodiff._projection", lambda *_: None)
     found = run(model, data, tuning, draws=400, guard=2.0)
     # the noise L ξ is the same, too
     np.testing.assert_allclose(found.draws, expected.draws, rtol=0, atol=1e-11)
@@ -191,7 +191,7 @@ def test_nothing_is_compiled_between_rounds(case, monkeypatch) -> None:
     before = len(traces)
     model.bind(data)
     each = len(traces) - before
-    monkeypatch.setattr("equipoise.sampling._ROUND_SECONDS", 0.002)
+    monkeypatch.setattr("equipoise.sampling.run._ROUND_SECONDS", 0.002)
     for draws, chains, thin in ((10, 2, 1), (6000, 2, 1), (777, 3, 5)):
         before = len(traces)
         run(model, data, tuning, draws=draws, chains=chains, thin=thin)
@@ -255,7 +255,7 @@ def test_divergence_is_found_at_its_step_and_the_others_go_on(explosive, monkeyp
     kept = np.abs(path) < 10.0
     np.testing.assert_allclose(found[kept], path[kept], rtol=1e-9, atol=1e-12)
     # and no bit of it depends on when the sampler looked
-    for name, value in (("equipoise.sampling._ROUND_SECONDS", 1e-9), ("equipoise.engines.autodiff._STEPS", 2)):
+    for name, value in (("equipoise.sampling.run._ROUND_SECONDS", 1e-9), ("equipoise.engines.jax.autodiff._STEPS", 2)):
         with monkeypatch.context() as patch:
             patch.setattr(name, value)
             with pytest.raises(eq.ChainDiverged) as again:
@@ -315,7 +315,7 @@ def test_a_run_resumes_with_identical_draws(dynamics, case, tmp_path, monkeypatc
         if len(saves) in {1, 3}:
             raise Interrupted
 
-    monkeypatch.setattr("equipoise.sampling._ROUND_SECONDS", 0.001)
+    monkeypatch.setattr("equipoise.sampling.run._ROUND_SECONDS", 0.001)
     monkeypatch.setattr(eq.sampling.Checkpoint, "save", interrupted)
     for _ in range(2):
         with pytest.raises(Interrupted):

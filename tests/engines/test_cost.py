@@ -1,7 +1,7 @@
 """The choice between variants of a step."""
 
 from equipoise.engines.cost import SPLIT, pays_to_project, rows_ahead, threads_per_chain
-from equipoise.engines.table import RowTable
+from equipoise.engines.numba.table import RowTable
 
 
 def test_narrow_rows_of_large_tables_are_asked_for_ahead():

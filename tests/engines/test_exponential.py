@@ -6,11 +6,11 @@ import numba
 import numpy as np
 import pytest
 
-from equipoise.engines.compiling import compile_helper
-from equipoise.engines.exponential import exponential
+from equipoise.engines.numba.compiling import compile_helper
+from equipoise.engines.numba.exponential import exponential
 from equipoise.engines.random import JIT
-from equipoise.models import divergence, family
-from equipoise.models.family import FAMILIES
+from equipoise.families import divergence, family
+from equipoise.families.family import FAMILIES
 
 
 @numba.njit(**JIT)

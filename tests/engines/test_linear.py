@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from equipoise.engines.compiling import _signature, bound_loop, kernel
 from equipoise.engines.cost import SPLIT
-from equipoise.engines.kernel import EXACT
-from equipoise.engines.linear import LinearProgram, advance, advance_coupled, initial_state, lifting
+from equipoise.engines.numba.compiling import _signature, bound_loop, kernel
+from equipoise.engines.numba.kernel import EXACT
+from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, initial_state, lifting
+from equipoise.engines.numba.table import RowTable
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
-from equipoise.engines.table import RowTable
-from equipoise.models.family import FAMILIES, ScalarLoss
+from equipoise.families.family import FAMILIES, ScalarLoss
 
 CONSTANTS = {"gaussian": (0.7,), "gamma": (2.5,), "negative-binomial": (0.4,)}
 SEED = np.random.SeedSequence(11)

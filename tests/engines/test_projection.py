@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from equipoise.engines.projection import find_projection
+from equipoise.engines.jax.projection import find_projection
 
 ROW = {"x": np.array([0.5, -1.2, 0.3]), "y": np.array(1.4)}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from equipoise.engines.table import RowTable, padded, side_columns
+from equipoise.engines.numba.table import RowTable, padded, side_columns
 
 
 @pytest.mark.parametrize("storage", ["float64", "float32"])

@@ -3,7 +3,7 @@
 import numba
 import numpy as np
 
-from equipoise.engines import vector as v
+from equipoise.engines.numba import vector as v
 
 RNG = np.random.default_rng(0)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.engines.linear import advance, initial_state
-from equipoise.engines.whiten import linear_engine
+from equipoise.engines.numba.linear import advance, initial_state
+from equipoise.engines.numba.whiten import linear_engine
 from equipoise.errors import InvalidInput
 
 

@@ -12,10 +12,10 @@ import pytest
 from scipy import integrate, stats
 from scipy.special import expit, ive
 
-from equipoise.engines.linear import LinearProgram, _compile_helper, advance, initial_state
+from equipoise.engines.numba.linear import LinearProgram, _compile_helper, advance, initial_state
 from equipoise.errors import InvalidInput
-from equipoise.models.divergence import Beta, log_rising
-from equipoise.models.family import FAMILIES
+from equipoise.families.divergence import Beta, log_rising
+from equipoise.families.family import FAMILIES
 
 POWERS = (1.05, 1.5, 2.0, 3.0)
 SETTINGS = {

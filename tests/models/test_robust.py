@@ -9,10 +9,10 @@ import pytest
 from scipy import optimize, special, stats
 
 import equipoise as eq
-from equipoise.engines.linear import _compile_helper
-from equipoise.models.family import FAMILIES
+from equipoise.engines.numba.linear import _compile_helper
+from equipoise.families.family import FAMILIES
+from equipoise.families.robust import Huber, Pinball, StudentT
 from equipoise.models.linear import LinearProblem
-from equipoise.models.robust import Huber, Pinball, StudentT
 
 GAUSSIAN, SCALE = FAMILIES["gaussian"], 1.7
 LOSSES = [Huber(1.2), Huber(0.05), StudentT(4.0), StudentT(0.7), Pinball(0.3, 0.2), Pinball(0.9, 0.02)]

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import equipoise as eq
+from equipoise.arrays import Array
 from equipoise.bench.workloads import Cell, Prepared
 
 __all__ = [
@@ -24,15 +24,14 @@ __all__ = [
     "scan",
 ]
 
-Array = NDArray[np.float64]
 # steps, seed → the stored iterates as parameters, (steps // thin, D)
 Run = Callable[[int, int], Array]
 
 
 def engine_for(cell: Cell, tuning: eq.Tuning | None = None) -> Any:
     """The linear engine on a cell's problem."""
-    from equipoise.engines.whiten import linear_engine
-    from equipoise.sampling import guard_radius2
+    from equipoise.engines.numba.whiten import linear_engine
+    from equipoise.sampling.run import guard_radius2
 
     problem = cell.prepared.model.bind((cell.prepared.x, cell.prepared.y))
     tuning = cell.tuning if tuning is None else tuning
@@ -50,7 +49,7 @@ def linear_run(cell: Cell, langevin: bool = False) -> Run:
 
 def autodiff_run(cell: Cell) -> Run:
     """Our JAX engine: the same loss written as a function of one row."""
-    from equipoise.engines.autodiff import autodiff_engine
+    from equipoise.engines.jax.autodiff import autodiff_engine
     from equipoise.models.general import Model
 
     loss, _ = jax_functions(cell.prepared)

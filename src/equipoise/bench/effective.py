@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import equipoise as eq
+from equipoise.arrays import Array
 from equipoise.bench.contenders import jax_functions
 from equipoise.bench.measure import Settings, guarded, interleave, say
 from equipoise.bench.peers import require
@@ -18,7 +19,6 @@ from equipoise.bench.workloads import WORKLOADS, Prepared, Workload, make_data, 
 
 __all__ = ["against_bootstrap", "against_nuts", "effective_draws", "per_data_pass"]
 
-Array = NDArray[np.float64]
 
 # Warm-up and draws of NUTS.
 _NUTS, _NUTS_SMOKE = (500, 1000), (20, 20)

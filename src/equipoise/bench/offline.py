@@ -13,18 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cholesky
 from scipy.optimize import root
 
 import equipoise as eq
+from equipoise.arrays import Array
 from equipoise.bench.measure import PINNED, Settings, exponent, interleave, say, timed, unpinned
 from equipoise.bench.workloads import Prepared, make_data
 from equipoise.theory.proxy import proxy_noise
 
 __all__ = ["offline_passes", "peak_memory", "start_up", "step_matrix"]
 
-Array = NDArray[np.float64]
 
 _DIMS = (20, 50, 100, 200, 500, 1000, 2000)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.data.rows import Rows, rows
+from equipoise.data.arrays import Rows, rows
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ def reproduce(
     InvalidInput
         If an entry or a setting is unknown.
     """
-    from equipoise.dynamics import whole
+    from equipoise.checks import whole
     from equipoise.experiments.designs import SETTINGS
     from equipoise.experiments.entry import Scale
     from equipoise.experiments.runner import run

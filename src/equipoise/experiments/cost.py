@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import root
 
 import equipoise as eq
+from equipoise.arrays import Array
 from equipoise.experiments.designs import boston, german, linear
 from equipoise.experiments.entry import Entry, Job, Scale
 from equipoise.experiments.measure import row
@@ -18,7 +18,6 @@ from equipoise.experiments.numbers import Claim, Numbers, short, tell
 
 __all__ = ["ENTRY", "formula", "powell", "spread_of_any_step"]
 
-Array = NDArray[np.float64]
 
 ROWS, BATCH, EPOCHS = 1000, 64, 10
 PRINTED = (5, 10, 20, 50)

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import equipoise as eq
+from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
 
 __all__ = ["SETTINGS", "MissingData", "Study", "boston", "diabetes", "german", "heteroskedastic", "linear", "poisson"]
 
-Array = NDArray[np.float64]
 
 SETTINGS = ("released", "described")
 _GERMAN_HELP = (

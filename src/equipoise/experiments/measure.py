@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri
 
 import equipoise as eq
+from equipoise.arrays import Array
 from equipoise.experiments.designs import Study
 from equipoise.experiments.rules import true_law, tuned
 
@@ -19,7 +19,6 @@ __all__ = [
     "quantile_reference", "row", "run_chain",
 ]  # fmt: skip
 
-Array = NDArray[np.float64]
 Row = dict[str, Any]
 
 _LEVELS = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])

@@ -8,9 +8,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import equipoise as eq
+from equipoise.arrays import Array
 from equipoise.experiments.designs import diabetes
 from equipoise.experiments.entry import Entry, Job, Scale
 from equipoise.experiments.measure import row
@@ -19,7 +19,6 @@ from equipoise.experiments.plots import COLOURS, lines
 
 __all__ = ["ENTRY", "fitted", "network", "start"]
 
-Array = NDArray[np.float64]
 
 WIDTHS = (10, 2, 3, 1)
 BATCH = 32

@@ -6,13 +6,11 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from equipoise.arrays import Array
 from equipoise.experiments.designs import Study
 
 __all__ = ["sample_posterior"]
-
-Array = NDArray[np.float64]
 
 
 def sample_posterior(study: Study, start: Array, seed: int) -> Array | None:

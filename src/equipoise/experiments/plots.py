@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from equipoise.arrays import Array
 from equipoise.experiments.numbers import Number
 
 __all__ = ["COLOURS", "ellipse", "lines"]
 
-Array = NDArray[np.float64]
 
 COLOURS = {
     "dq-exact": "#0072B2",

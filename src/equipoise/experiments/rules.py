@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 import equipoise as eq
+from equipoise.arrays import Array
 
 __all__ = ["RULES", "true_law", "tuned"]
 
-Array = NDArray[np.float64]
 
 # How each rule is called in the tables, and what it is.
 RULES = {

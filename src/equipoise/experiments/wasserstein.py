@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import equipoise as eq
+from equipoise.arrays import Array
 from equipoise.experiments.entry import Entry, Job, Scale
 from equipoise.experiments.measure import row
 from equipoise.experiments.numbers import Claim, Numbers, short
 
 __all__ = ["ENTRY", "slope"]
 
-Array = NDArray[np.float64]
 
 RATIOS = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
 BATCHES = (8, 32, 128)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from equipoise.calibration import Calibration
+    from equipoise.calibration.calibration import Calibration
 
 __all__ = ["to_arviz"]
 

@@ -6,18 +6,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from equipoise.data.rows import as_rows
-from equipoise.dynamics import is_number
+from equipoise.arrays import Array
+from equipoise.checks import is_number
+from equipoise.data.arrays import as_rows
 from equipoise.errors import InvalidInput
-from equipoise.models.family import FAMILIES, Family, ScalarLoss
+from equipoise.families.family import FAMILIES, Family, ScalarLoss
+from equipoise.linalg import symmetric
 from equipoise.models.linear import LinearProblem
-from equipoise.moments import symmetric
 
 __all__ = ["GLM", "Divergence", "glm"]
-
-Array = NDArray[np.float64]
 
 
 class Divergence(Protocol):

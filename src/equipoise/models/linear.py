@@ -7,19 +7,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.data.rows import Rows
+from equipoise.arrays import Array
+from equipoise.data.arrays import Rows
 from equipoise.errors import InvalidInput
-from equipoise.models.family import ScalarLoss
-from equipoise.moments import LinearCurvature, Moments, blocks, symmetric, weighted_gram
+from equipoise.families.family import ScalarLoss
+from equipoise.linalg import blocks, symmetric, weighted_gram
+from equipoise.theory.moments import LinearCurvature, Moments
 
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM
 
 __all__ = ["LinearProblem"]
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -177,22 +176,19 @@ class LinearProblem:
     def _derivatives(self, theta: Array, curved: bool) -> tuple[float, Array, Array]:
         loss, n, dim = self.loss_at(theta), self.rows.n, self.rows.dim
         p, value, gradient, H = loss.constants, 0.0, np.zeros(dim), np.zeros((dim, dim))
-        for _, part, room in self._parts():
+        for _, part in self._parts():
             x, y, eta = part.rows.x, part.rows.y, part.predictor(theta)
             value += float(np.sum(part._weighted(loss.value(eta, y, p)))) / n
             gradient += part._weighted(loss.d1(eta, y, p)) @ x / n
             if curved:
-                H += weighted_gram(x, part._weighted(loss.d2(eta, y, p)), room)
+                H += weighted_gram(x, part._weighted(loss.d2(eta, y, p)))
         gradient += self.precision @ (theta - self.mean) / self.n
         return value + self._prior(theta), gradient, symmetric(H) / n + self.precision / self.n
 
-    def _parts(self) -> Iterator[tuple[slice, LinearProblem, Array]]:
-        """The problem on each block of rows, which stays in cache between its uses, and room for a copy of them."""
-        space = np.empty((0, self.rows.dim))
+    def _parts(self) -> Iterator[tuple[slice, LinearProblem]]:
+        """The problem on each block of rows, which stays in cache between its uses."""
         for block in blocks(*self.rows.x.shape):
-            part = replace(self, rows=self.rows.take(block))
-            space = space if len(space) else np.empty_like(part.rows.x)
-            yield block, part, space[: part.rows.n]
+            yield block, replace(self, rows=self.rows.take(block))
 
     def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
         """Name the columns along which the loss never rises: separated data."""
@@ -232,13 +228,13 @@ class LinearProblem:
         p, square = loss.constants, 0.0
         mean, J, V = np.zeros(dim), np.zeros((dim, dim)), np.zeros((dim, dim))
         second, third = np.empty(n), np.empty(n)
-        for block, part, room in self._parts():
+        for block, part in self._parts():
             x, y, eta = part.rows.x, part.rows.y, part.predictor(theta)
             g1, second[block], third[block] = (part._weighted(d(eta, y, p)) for d in (loss.d1, loss.d2, loss.d3))
             square += float(g1 @ g1)
             mean += g1 @ x / n
-            J += weighted_gram(x, second[block], room)
-            V += weighted_gram(x, g1**2, room)
+            J += weighted_gram(x, second[block])
+            V += weighted_gram(x, g1**2)
         J = symmetric(J) / n
         return Moments(
             n=self.n,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from equipoise.calibration import Calibration
+    from equipoise.calibration.calibration import Calibration
     from equipoise.report.summary import Summary
 
 __all__ = ["show", "write_draws"]

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
 from equipoise.report import plots
 from equipoise.report.html import document, head, table
 from equipoise.report.summary import Summary, model_name, summarise
-from equipoise.targets import posterior, sandwich
+from equipoise.theory.targets import posterior, sandwich
 
 if TYPE_CHECKING:
-    from equipoise.calibration import Calibration
+    from equipoise.calibration.calibration import Calibration
 
 __all__ = ["write_report"]
 
-Array = NDArray[np.float64]
 
 _SHOWN = 12  # parameters per plot
 _TRACED = 6

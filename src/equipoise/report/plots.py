@@ -18,12 +18,13 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from equipoise.diagnostics import autocorrelation_time
+from equipoise.arrays import Array
+from equipoise.calibration.diagnostics import autocorrelation_time
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from equipoise.calibration import Calibration
+    from equipoise.calibration.calibration import Calibration
 
 __all__ = [
     "autocorrelation",
@@ -41,7 +42,6 @@ __all__ = [
     "trace",
 ]
 
-Array = NDArray[np.float64]
 Index = NDArray[np.intp]
 
 # Okabe and Ito's colours, which stay apart for every common kind of colour vision. Name → hex on light, hex on dark.

@@ -14,9 +14,9 @@ from equipoise.theory.stationary import max_stable_step
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from equipoise.calibration import Calibration
-    from equipoise.diagnostics import Diagnosis
-    from equipoise.moments import Moments
+    from equipoise.calibration.calibration import Calibration
+    from equipoise.calibration.diagnostics import Diagnosis
+    from equipoise.theory.moments import Moments
     from equipoise.theory.stationary import Stationary
 
 __all__ = ["Summary", "model_name", "summarise", "summarise_law"]

@@ -11,8 +11,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
 
 __all__ = [
@@ -29,7 +30,6 @@ __all__ = [
     "stationary_bound",
 ]
 
-Array = NDArray[np.float64]
 Numbers = dict[str, float]
 
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, cg
 
+from equipoise.arrays import Array
 from equipoise.theory.modes import Modes
 from equipoise.theory.proxy import Noise
 
 __all__ = ["balance", "whitened"]
 
-Array = NDArray[np.float64]
 
 _RESIDUAL = 1e-13  # relative residual asked of the solver; rounding stops it not far above
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from equipoise.arrays import Array
 from equipoise.errors import EquipoiseError
 from equipoise.theory.modes import Modes
 
 __all__ = ["autocovariance", "burn_in", "covariance_noise", "iterate_average"]
-
-Array = NDArray[np.float64]
 
 
 def _joint(modes: Modes, S: Array) -> Array:

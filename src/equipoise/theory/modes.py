@@ -19,14 +19,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.linalg import cholesky, eigh, solve_triangular
 
+from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
 
 __all__ = ["Modes", "step_matrix"]
-
-Array = NDArray[np.float64]
 
 
 def step_matrix(step: ArrayLike, dim: int) -> Array:

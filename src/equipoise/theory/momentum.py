@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.sparse.linalg import LinearOperator, gmres
 
-__all__ = ["StepEquation", "solve_step"]
+from equipoise.arrays import Array
 
-Array = NDArray[np.float64]
+__all__ = ["StepEquation", "solve_step"]
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
+from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from equipoise.dynamics import Dynamics
-    from equipoise.moments import Moments
+    from equipoise.theory.dynamics import Dynamics
+    from equipoise.theory.moments import Moments
 
 __all__ = ["PROXIES", "Noise", "proxy_noise"]
 
-Array = NDArray[np.float64]
 
 PROXIES = ("dq-exact", "ct", "dq-const", "lr-ws")
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from equipoise.arrays import Array
 from equipoise.theory.stationary import Stationary
 
 __all__ = ["ExpectedLoss", "expected_loss"]
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, eigsh
 
+from equipoise.arrays import Array
 from equipoise.theory.equation import whitened
 from equipoise.theory.modes import Modes
 from equipoise.theory.proxy import Noise
 
 __all__ = ["decay_bound", "largest_multiple", "mean_radius2", "spectral_radius"]
 
-Array = NDArray[np.float64]
 
 # Below this many unknowns a dense eigenvalue problem is faster and surer than a Krylov method.
 _DENSE = 150

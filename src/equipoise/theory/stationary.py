@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve, eigh
 
+from equipoise.arrays import Array
 from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput, UnstableStep
 from equipoise.theory import mixing
 from equipoise.theory.equation import balance
@@ -19,12 +20,11 @@ from equipoise.theory.proxy import Noise, proxy_noise
 from equipoise.theory.stability import decay_bound, largest_multiple, mean_radius2, spectral_radius
 
 if TYPE_CHECKING:
-    from equipoise.dynamics import Dynamics
-    from equipoise.moments import Moments
+    from equipoise.theory.dynamics import Dynamics
+    from equipoise.theory.moments import Moments
 
 __all__ = ["Stationary", "max_stable_step", "require_spread", "stationary"]
 
-Array = NDArray[np.float64]
 
 _ACCEPTED = 1e-8  # the largest relative residual accepted as a solution
 

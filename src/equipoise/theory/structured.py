@@ -11,20 +11,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, eigh
 
+from equipoise.arrays import Array
 from equipoise.errors import UnstableStep
 from equipoise.theory.equation import balance
 from equipoise.theory.stationary import Stationary, max_stable_step, stationary
 
 if TYPE_CHECKING:
-    from equipoise.dynamics import Dynamics
-    from equipoise.moments import Moments
+    from equipoise.theory.dynamics import Dynamics
+    from equipoise.theory.moments import Moments
 
 __all__ = ["best_structured", "divergence", "divergence_gradient"]
-
-Array = NDArray[np.float64]
 
 
 def divergence(cov: Array, target: Array) -> float:

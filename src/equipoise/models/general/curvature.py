@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.moments import blocks, symmetric
+from equipoise.arrays import Array
+from equipoise.linalg import blocks, symmetric
 
 if TYPE_CHECKING:
     from equipoise.models.general.model import GeneralProblem
 
 __all__ = ["DIRECTIONS", "FactoredCurvature", "GeneralCurvature", "factored_curvature"]
 
-Array = NDArray[np.float64]
 
 # Directions of a third derivative that are taken together: enough for matrix products, few enough to stay in cache.
 DIRECTIONS = 16

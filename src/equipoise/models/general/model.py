@@ -14,16 +14,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
+from equipoise.linalg import FLAT, curvature_axes, symmetric
 from equipoise.models.general.curvature import DIRECTIONS, GeneralCurvature, factored_curvature
 from equipoise.models.general.structure import Structure, row_count, trainable_structure
-from equipoise.moments import FLAT, Curvature, Moments, curvature_axes, symmetric
+from equipoise.theory.moments import Curvature, Moments
 
 __all__ = ["GeneralProblem", "Model"]
 
-Array = NDArray[np.float64]
 
 # Elements of the largest intermediate of one block: rows times D² for Hessians of each row.
 _BLOCK_ELEMENTS = 1 << 22

@@ -10,13 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
+from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
 
 __all__ = ["Structure", "row_count", "trainable_structure"]
-
-Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

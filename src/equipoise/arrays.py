@@ -1,0 +1,14 @@
+"""Names for the arrays that pass between the rooms."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Array", "Index", "Mask", "Words"]
+
+Array = NDArray[np.float64]
+Index = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+# the state of a random number generator, and the row numbers it draws
+Words = NDArray[np.uint64]

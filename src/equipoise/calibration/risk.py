@@ -1,0 +1,189 @@
+"""Test loss of a chain before it runs, and the weight decay and batch size it recommends (theory §7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from equipoise.arrays import Array
+from equipoise.errors import InvalidInput, UnstableStep
+from equipoise.fitting.fit import Fit, fit
+from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.moments import moments
+from equipoise.theory.risk import ExpectedLoss, expected_loss
+from equipoise.theory.stationary import Stationary, stationary
+
+if TYPE_CHECKING:
+    from equipoise.models.glm import GLM
+
+__all__ = ["Optimum", "expected_test_loss", "optimal_batch_size", "optimal_weight_decay"]
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The best value of a setting, and the curve it was read from.
+
+    Attributes
+    ----------
+    best
+        The setting recommended.
+    loss
+        Expected test loss there.
+    grid, losses
+        Settings tried, ascending, and their expected test losses; infinite where the chain is unstable.
+    """
+
+    best: float
+    loss: float
+    grid: Array
+    losses: Array
+
+
+def expected_test_loss(model: GLM, test_data: Any, fit: Fit, law: Stationary) -> ExpectedLoss:
+    """Expected mean loss of the chain's iterates on test data, without running it.
+
+    ``E L_test(θ) = L_test(θ̂) + ∇L_testᵀ bias + ½ tr(∇²L_test Σ)`` (theory eq. 7.2), in the units of the loss: for the
+    gaussian family (y − η)²/(2s²), so that the mean squared error is 2s² times it. The prior is not part of it.
+
+    Parameters
+    ----------
+    model
+        The model that was fitted.
+    test_data
+        Data of the same kind as the model was fitted to.
+    fit, law
+        The minimiser and the stationary law of the chain around it.
+
+    Returns
+    -------
+    ExpectedLoss
+        Its value and parts; `float()` gives the value.
+    """
+    plain = replace(model.at_constant(fit.constant), prior_precision=np.zeros(()), prior_mean=np.zeros(()))
+    problem = plain.bind(test_data)
+    theta = problem.flatten(fit.params)
+    return expected_loss(*problem.derivatives(theta), law)
+
+
+def optimal_weight_decay(
+    model: GLM,
+    data: Any,
+    test_data: Any,
+    step: ArrayLike,
+    dynamics: Dynamics,
+    *,
+    low: float = 1e-3,
+    high: float | None = None,
+) -> Optimum:
+    """The prior precision γ (R = ½ γ ‖θ − m‖²) that minimises the chain's expected test loss at a fixed step.
+
+    Parameters
+    ----------
+    model
+        Its own prior precision is replaced; its prior mean is kept.
+    data, test_data
+        Training and test data.
+    step, dynamics
+        The chain whose test loss is asked for.
+    low, high
+        Range searched besides γ = 0; by default up to the number of training rows times the largest curvature.
+
+    Returns
+    -------
+    Optimum
+    """
+    base = model if model.constant is not None else model.at_constant(fit(_decayed(model, 0.0), data).constant)
+    if high is None:
+        start = fit(_decayed(base, 0.0), data)
+        found = moments(_decayed(base, 0.0), data, start.params)
+        high = found.n * float(np.linalg.eigvalsh(found.hessian)[-1])
+    if not 0.0 < low < high:
+        raise InvalidInput("low, high", "positive and ascending", f"{low}, {high}", "for example low=0.001, high=1000")
+
+    def loss(gamma: float) -> float:
+        decayed = _decayed(base, gamma)
+        fitted = fit(decayed, data)
+        try:
+            law = stationary(moments(decayed, data, fitted.params), step, dynamics)
+        except UnstableStep:
+            return np.inf
+        return expected_test_loss(decayed, test_data, fitted, law).value
+
+    grid = np.concatenate([[0.0], np.geomspace(low, high, 41)])
+    losses = np.array([loss(g) for g in grid])
+    return _refined(loss, grid, losses)
+
+
+def optimal_batch_size(
+    model: GLM,
+    data: Any,
+    test_data: Any,
+    step: ArrayLike,
+    dynamics: Dynamics,
+    *,
+    tolerance: float = 0.01,
+) -> Optimum:
+    """The smallest batch whose expected test loss is within `tolerance` of the best over all batch sizes.
+
+    At a fixed step the expected test loss falls as the batch grows, but ever more slowly; beyond this size larger
+    batches only cost more.
+
+    Parameters
+    ----------
+    model, data, test_data, step
+        As for `optimal_weight_decay`.
+    dynamics
+        Its batch size is replaced.
+    tolerance
+        Relative excess of the expected test loss that is accepted.
+
+    Returns
+    -------
+    Optimum
+    """
+    if not tolerance > 0.0:
+        raise InvalidInput("tolerance", "positive", tolerance, "0.01 accepts one per cent more than the best loss")
+    fitted = fit(model, data)
+    found = moments(model, data, fitted.params)
+    grid = np.unique(np.geomspace(1, found.n, 60).astype(int))
+    losses = np.empty(len(grid))
+    for i, size in enumerate(grid):
+        try:
+            law = stationary(found, step, replace(dynamics, batch_size=int(size)))
+            losses[i] = expected_test_loss(model, test_data, fitted, law).value
+        except UnstableStep:
+            losses[i] = np.inf
+    best = losses.min()
+    if not np.isfinite(best):
+        raise InvalidInput("step", "stable for some batch size", step, "use a smaller step: see eq.max_stable_step")
+    enough = int(np.argmax(losses <= best + tolerance * abs(best)))
+    return Optimum(float(grid[enough]), float(losses[enough]), grid.astype(np.float64), losses)
+
+
+def _decayed(model: GLM, gamma: float) -> GLM:
+    return replace(model, prior_precision=np.asarray(gamma, dtype=np.float64))
+
+
+def _refined(loss: Callable[[float], float], grid: Array, losses: Array) -> Optimum:
+    """Golden-section search, in the logarithm, between the neighbours of the best grid point."""
+    from scipy.optimize import minimize_scalar  # slow to import, rarely needed
+
+    i = int(np.argmin(losses))
+    if not np.isfinite(losses[i]):
+        raise InvalidInput("step", "stable for some weight decay", "an unstable step", "see eq.max_stable_step")
+    best, value = float(grid[i]), float(losses[i])
+    if i > 0:
+        low, high = grid[max(1, i - 1)], grid[min(i + 1, len(grid) - 1)]
+        found = minimize_scalar(
+            lambda u: loss(float(np.exp(u))),
+            bounds=(np.log(low), np.log(high)),
+            method="bounded",
+            options={"xatol": 1e-6},
+        )
+        if found.fun < value:
+            best, value = float(np.exp(found.x)), float(found.fun)
+    return Optimum(best, value, grid, losses)

@@ -1,0 +1,1 @@
+"""The engine of losses of your own: a loop compiled by JAX."""

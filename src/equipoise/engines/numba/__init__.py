@@ -1,0 +1,1 @@
+"""The engine of linear-predictor losses: a loop written in vectors, compiled by Numba."""

@@ -1,0 +1,79 @@
+"""The exponential for compiled loops: no branch and no call, so that the compiler computes four at a time.
+
+    x = n log 2 + r,  |r| ≤ ½ log 2;     exp(x) = 2^⌊n/2⌉ · 2^(n − ⌊n/2⌉) · p(r)
+
+with p Taylor's polynomial of degree 13, whose remainder r¹⁴/14! is below 5e-18. log 2 is the sum of two numbers, the
+first short enough for n times it to be exact (Cody and Waite). 2^n in two factors lets results be subnormal, and
+infinite, as they should be. The relative error is below 2.5e-16 for normal results: one unit in the last place.
+
+References
+----------
+Cody and Waite, Software Manual for the Elementary Functions (1980).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import njit, types
+
+from equipoise.engines.numba.vector import operation
+
+__all__ = ["exponential"]
+
+_PER_LOG2 = 1.0 / math.log(2.0)
+_LOG2_HIGH = 0.693147180369123816490  # log 2 cut off after 32 bits, and the rest of it
+_LOG2_LOW = 1.90821492927058770002e-10
+# Added to a number below 2⁵¹, it leaves the nearest integer in the low bits.
+_ROUND = 1.5 * 2.0**52
+# Beyond, the result is 0 or infinite anyway; up to there each factor of 2^n is a normal number.
+_LARGEST = 1000.0
+_2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12, _13 = (1.0 / math.factorial(k) for k in range(2, 14))
+
+
+def _compiled(function: Callable[[float], float]) -> Callable[[float], float]:
+    """Compile without the engine's flags: reassociation would turn (x + _ROUND) − _ROUND into x."""
+    options: dict[str, Any] = {"fastmath": {"contract"}, "forceinline": True, "no_cfunc_wrapper": True}
+    return cast(Callable[[float], float], njit(**options)(function))
+
+
+@operation
+def _power_of_two(typing: Any, rounded: Any) -> Any:  # noqa: ARG001
+    """2^n from n + `_ROUND`: the low bits are moved to the exponent's place and its bias is added."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+        word = ir.IntType(64)
+        bits = builder.bitcast(arguments[0], word)
+        exponent = builder.add(builder.shl(bits, ir.Constant(word, 52)), ir.Constant(word, 1023 << 52))
+        return builder.bitcast(exponent, ir.DoubleType())
+
+    return types.float64(types.float64), generate
+
+
+@_compiled
+def exponential(value: float) -> float:
+    """exp(value) to one unit in the last place, for every float64; NaN stays NaN."""
+    # comparisons that are false for NaN, which so passes through
+    x = _LARGEST if value > _LARGEST else value
+    x = -_LARGEST if x < -_LARGEST else x
+    n = (x * _PER_LOG2 + _ROUND) - _ROUND
+    r = (x - n * _LOG2_HIGH) - n * _LOG2_LOW
+    p = _13 * r + _12
+    p = p * r + _11
+    p = p * r + _10
+    p = p * r + _9
+    p = p * r + _8
+    p = p * r + _7
+    p = p * r + _6
+    p = p * r + _5
+    p = p * r + _4
+    p = p * r + _3
+    p = p * r + _2
+    p = (p * r + 1.0) * r + 1.0
+    half = n * 0.5 + _ROUND
+    rest = (n - (half - _ROUND)) + _ROUND
+    scaled: float = p * _power_of_two(half) * _power_of_two(rest)
+    return scaled

@@ -1,0 +1,386 @@
+"""The loop of the linear engine, as the compiler sees it: see `equipoise.engines.linear` for the recursion.
+
+It is written once, as `run`, for a loss named `derivative`; `equipoise.engines.compiling` puts a loss in its place. All
+sums are spelled out in the operations of `equipoise.engines.vector`, so that no choice made for speed changes a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from equipoise.arrays import Array
+from equipoise.engines.numba.vector import (
+    LANES,
+    add,
+    entry,
+    fetch,
+    fma,
+    load,
+    load_row,
+    spread,
+    store,
+    store_row,
+    sum1,
+    sums4,
+    transpose4,
+    zeros,
+)
+from equipoise.engines.random import distinct_rows, rows_with_replacement
+
+__all__ = [
+    "BLOCK",
+    "DRAW",
+    "EXACT",
+    "FINISH",
+    "GROUP",
+    "HELD",
+    "PART",
+    "STRIPS",
+    "SUM",
+    "WHOLE",
+    "Lift",
+    "Scratch",
+    "add_nothing",
+    "draw_any",
+    "draw_distinct",
+    "fetch_nothing",
+    "fetch_rows",
+    "lift_rows",
+    "run",
+]
+
+Batch = NDArray[np.uint64]
+Model = tuple[NDArray[Any], Array, Any, Array]
+Guard = tuple[float, Array, float]
+Scratch = tuple[Batch, NDArray[np.uint32], Batch, Array, Array, Array]
+# The columns of L, then θ̂, each of whole vectors; and of every vector of a column, how many columns are not zero there.
+Lift = tuple[Array, NDArray[np.int64]]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Rows handled at once. A sum of products waits four cycles for its predecessor and two can start per cycle.
+GROUP = 8
+# Rows whose predictors wait for their contributions to be added: few enough to be in L1 on the second pass.
+BLOCK = 16
+# Numbers per row of a block: predictor (then residual), response, weight, shift.
+STRIPS = 4
+# Rows summed apart from the others in a large batch, whoever sums them: so no bit depends on the number of threads.
+PART = 1024
+# What a call does: whole steps, or one of their parts, so that several threads can share the second.
+WHOLE, DRAW, SUM, FINISH = range(4)
+# Stored iterates mapped back to parameters together: the map is read once for all of them.
+HELD = 8
+_LINE = 64
+
+# No fast-math flag: the order of operations is the one written. Only Python calls the result, not C.
+EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_INTERNAL = {**EXACT, "no_cpython_wrapper": True}
+
+
+def _inlined(function: Function) -> Function:
+    """Compile as part of the caller: vectors then stay in registers."""
+    options = {**_INTERNAL, "forceinline": True}
+    return cast(Function, njit(**options)(function))
+
+
+def _separate(function: Function) -> Function:
+    """Compile on its own: for what is rare."""
+    return cast(Function, njit(**_INTERNAL)(function))
+
+
+def derivative(eta: float, y: float, p: Any) -> float:  # noqa: ARG001
+    """The name the loop knows the loss's first derivative by."""
+    raise RuntimeError("the loop runs only once a loss is bound into it")
+
+
+def fetch_ahead(cells: NDArray[Any], batch: Batch, start: int, stop: int) -> None:  # noqa: ARG001
+    """The name the loop knows by what it asks memory for rows ahead of their use."""
+    raise RuntimeError("the loop runs only once a way to fetch is bound into it")
+
+
+def draw(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:  # noqa: ARG001
+    """The name the loop knows the way rows are drawn by."""
+    raise RuntimeError("the loop runs only once a way to draw is bound into it")
+
+
+def shake(rng: NDArray[np.uint64], noise: float, phi: Array, dim: int) -> None:  # noqa: ARG001
+    """The name the loop knows the injected noise by."""
+    raise RuntimeError("the loop runs only once a noise is bound into it")
+
+
+@_inlined
+def fetch_nothing(cells: NDArray[Any], batch: Batch, start: int, stop: int) -> None:
+    """In place of `fetch_rows`, for a table that needs no help."""
+
+
+@_inlined
+def fetch_rows(cells: Array, batch: Batch, start: int, stop: int) -> None:
+    """Ask for the rows batch[start:stop] ahead of their use: three cache lines, after which the processor guesses."""
+    stride = cells.strides[0]
+    for k in range(start, min(stop, batch.size)):
+        row = entry(batch, k)
+        fetch(cells, row, 0)
+        if stride > _LINE:
+            fetch(cells, row, _LINE)
+        if stride > 2 * _LINE:
+            fetch(cells, row, 2 * _LINE)
+
+
+@_inlined
+def _eight_predictors(cells: Array, phi: Array, batch: Batch, at: int, width: int) -> tuple[Any, Any]:
+    """x̃ᵀφ for the eight rows batch[at:at + 8], as two vectors."""
+    i0, i1, i2, i3 = entry(batch, at), entry(batch, at + 1), entry(batch, at + 2), entry(batch, at + 3)
+    i4, i5, i6, i7 = entry(batch, at + 4), entry(batch, at + 5), entry(batch, at + 6), entry(batch, at + 7)
+    a0, a1, a2, a3, a4, a5, a6, a7 = zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros(), zeros()
+    for j in range(0, width, LANES):
+        p = load(phi, j)
+        a0 = fma(load_row(cells, i0, j), p, a0)
+        a1 = fma(load_row(cells, i1, j), p, a1)
+        a2 = fma(load_row(cells, i2, j), p, a2)
+        a3 = fma(load_row(cells, i3, j), p, a3)
+        a4 = fma(load_row(cells, i4, j), p, a4)
+        a5 = fma(load_row(cells, i5, j), p, a5)
+        a6 = fma(load_row(cells, i6, j), p, a6)
+        a7 = fma(load_row(cells, i7, j), p, a7)
+    return sums4(a0, a1, a2, a3), sums4(a4, a5, a6, a7)
+
+
+@_inlined
+def _place(sides: Array, batch: Batch, at: int, dot: Any, k: int, work: Array) -> None:
+    """Lay out predictor, response, weight and shift of four rows in the four strips of `work`."""
+    base, y, weight, shift = transpose4(
+        load_row(sides, entry(batch, at), 0),
+        load_row(sides, entry(batch, at + 1), 0),
+        load_row(sides, entry(batch, at + 2), 0),
+        load_row(sides, entry(batch, at + 3), 0),
+    )
+    store(work, k, add(base, dot))
+    store(work, BLOCK + k, y)
+    store(work, 2 * BLOCK + k, weight)
+    store(work, 3 * BLOCK + k, shift)
+
+
+@_inlined
+def _copies(array: Array, at: int) -> Any:
+    """array[at], four times."""
+    return spread(entry(array, at))
+
+
+@_inlined
+def _collect(cells: Array, batch: Batch, at: int, k: int, width: int, work: Array, total: Array) -> None:
+    """Add to `total` the eight rows batch[at:at + 8], times work[k:k + 8], one after the other."""
+    i0, i1, i2, i3 = entry(batch, at), entry(batch, at + 1), entry(batch, at + 2), entry(batch, at + 3)
+    i4, i5, i6, i7 = entry(batch, at + 4), entry(batch, at + 5), entry(batch, at + 6), entry(batch, at + 7)
+    r0, r1, r2, r3 = _copies(work, k), _copies(work, k + 1), _copies(work, k + 2), _copies(work, k + 3)
+    r4, r5, r6, r7 = _copies(work, k + 4), _copies(work, k + 5), _copies(work, k + 6), _copies(work, k + 7)
+    for j in range(0, width, LANES):
+        t = fma(r0, load_row(cells, i0, j), load(total, j))
+        t = fma(r1, load_row(cells, i1, j), t)
+        t = fma(r2, load_row(cells, i2, j), t)
+        t = fma(r3, load_row(cells, i3, j), t)
+        t = fma(r4, load_row(cells, i4, j), t)
+        t = fma(r5, load_row(cells, i5, j), t)
+        t = fma(r6, load_row(cells, i6, j), t)
+        store(total, j, fma(r7, load_row(cells, i7, j), t))
+
+
+@_inlined
+def draw_any(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:
+    """Fill the batch with row numbers drawn with replacement."""
+    batch, _, swaps, _, _, _ = scratch
+    rows_with_replacement(rng, np.uint64(count), batch[: swaps.size])
+
+
+@_inlined
+def draw_distinct(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:  # noqa: ARG001
+    """Fill the batch with row numbers that differ."""
+    batch, order, swaps, _, _, _ = scratch
+    distinct_rows(rng, order, swaps, batch[: swaps.size])
+
+
+@_inlined
+def add_nothing(rng: NDArray[np.uint64], noise: float, phi: Array, dim: int) -> None:
+    """In place of `add_normals`, for a chain without injected noise."""
+
+
+@_inlined
+def _begin(m: Array, phi: Array, prior: Array, momentum: float, width: int) -> None:
+    """Set m = κ m + a + c ∘ φ."""
+    kappa = spread(momentum)
+    for j in range(0, width, LANES):
+        store(m, j, fma(load_row(prior, 1, j), load(phi, j), fma(kappa, load(m, j), load_row(prior, 0, j))))
+
+
+@_inlined
+def _add_parts(m: Array, partials: Array, width: int) -> None:
+    """Add the sums of all parts, one after the other."""
+    one = spread(1.0)
+    for start in range(0, partials.size, width):
+        for j in range(0, width, LANES):
+            store(m, j, fma(one, load(partials, start + j), load(m, j)))
+
+
+@_inlined
+def _move(phi: Array, m: Array, width: int) -> float:
+    """Set φ = φ − m; returns ‖φ‖²."""
+    square, minus = zeros(), spread(-1.0)
+    for j in range(0, width, LANES):
+        p = fma(minus, load(m, j), load(phi, j))
+        square = fma(p, p, square)
+        store(phi, j, p)
+    norm2: float = sum1(square)
+    return norm2
+
+
+@_separate
+def _pull_back(phi: Array, metric: Array, radius2: float) -> int:
+    """Project φ onto the ellipsoid φᵀGφ ≤ R², radially, if it is outside; returns 1 if it was."""
+    dim, form = metric.shape[0], 0.0
+    for i in range(dim):
+        row = zeros()
+        for j in range(0, phi.size, LANES):
+            row = fma(load_row(metric, i, j), load(phi, j), row)
+        form += phi[i] * sum1(row)
+    if form <= radius2:
+        return 0
+    shrink = np.sqrt(radius2 / form)
+    for j in range(dim):
+        phi[j] *= shrink
+    return 1
+
+
+@_separate
+def _lift(stage: Array, lift: Lift, width: int) -> None:
+    """Set the second half of `stage` to θ̂ + L φ for the positions φ in the first."""
+    columns, reach = lift
+    last = columns.size - width
+    for j in range(0, width, LANES):
+        t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = load(columns, last + j)
+        for i in range(entry(reach, j // LANES)):
+            column = load(columns, i * width + j)
+            t0 = fma(_copies(stage, i), column, t0)
+            t1 = fma(_copies(stage, width + i), column, t1)
+            t2 = fma(_copies(stage, 2 * width + i), column, t2)
+            t3 = fma(_copies(stage, 3 * width + i), column, t3)
+            t4 = fma(_copies(stage, 4 * width + i), column, t4)
+            t5 = fma(_copies(stage, 5 * width + i), column, t5)
+            t6 = fma(_copies(stage, 6 * width + i), column, t6)
+            t7 = fma(_copies(stage, 7 * width + i), column, t7)
+        lifted = HELD * width + j
+        store(stage, lifted, t0)
+        store(stage, lifted + width, t1)
+        store(stage, lifted + 2 * width, t2)
+        store(stage, lifted + 3 * width, t3)
+        store(stage, lifted + 4 * width, t4)
+        store(stage, lifted + 5 * width, t5)
+        store(stage, lifted + 6 * width, t6)
+        store(stage, lifted + 7 * width, t7)
+
+
+@_separate
+def _release(stage: Array, lift: Lift, held: int, out: Array, stored: int) -> int:
+    """Write the held positions, or what they are lifted to; returns how many iterates are stored then."""
+    dim, width, first = out.shape[1], stage.size // (2 * HELD), 0
+    if lift[0].size > 0:
+        _lift(stage, lift, width)
+        first = HELD * width
+    whole = dim - dim % LANES
+    for k in range(held):
+        at = first + k * width
+        for j in range(0, whole, LANES):
+            store_row(out, stored + k, j, load(stage, at + j))
+        for j in range(whole, dim):
+            out[stored + k, j] = stage[at + j]
+    return stored + held
+
+
+def lift_rows(positions: Array, lift: Lift, out: Array) -> None:
+    """Map positions back to parameters, with the bits that `run` would have stored."""
+    width = lift[0].size // (positions.shape[1] + 1)
+    stage = np.zeros(2 * HELD * width)
+    for start in range(0, positions.shape[0], HELD):
+        held = min(HELD, positions.shape[0] - start)
+        for k in range(held):
+            for j in range(positions.shape[1]):
+                stage[k * width + j] = positions[start + k, j]
+        _release(stage, lift, held, out, start)
+
+
+def run(
+    model: Model,
+    guard: Guard,
+    rates: tuple[float, float],
+    phi: Array,
+    m: Array,
+    rng: NDArray[np.uint64],
+    scratch: Scratch,
+    clock: tuple[int, int, int, int],
+    share: tuple[int, int, int],
+    lift: Lift,
+    out: Array,
+) -> tuple[int, int, int, bool]:
+    """The loop; returns the step reached, guard hits, draws stored, and whether every iterate was finite."""
+    cells, sides, constants, prior = model
+    radius2, metric, bound = guard
+    momentum, noise = rates
+    batch, _, swaps, work, stage, partials = scratch
+    step, steps, thin, ahead = clock
+    phase, first, last = share
+    width, dim, size, scale = phi.size, metric.shape[0], swaps.size, 1.0 / swaps.size
+    # not literals, with which a helper would be compiled once more
+    hits = held = stored = 0 * step
+    finite, end = True, step + steps
+    until_stored = thin - step % thin if thin > 0 else steps + 1
+    while step < end and finite:
+        if phase in (WHOLE, DRAW):
+            draw(rng, cells.shape[0], scratch)
+            # what the batch lacks to whole groups: copies of its last row, which count for nothing
+            for k in range(size, batch.size):
+                batch[k] = batch[size - 1]
+        if phase in (WHOLE, FINISH):
+            _begin(m, phi, prior, momentum, width)
+        for part in range(first, last):
+            total, begin, until = m, 0, batch.size
+            if partials.size > 0:
+                begin, until = part * PART, min((part + 1) * PART, batch.size)
+                total = partials[part * width : (part + 1) * width]
+                total[:] = 0.0
+            fetch_ahead(cells, batch, begin, begin + ahead)
+            for start in range(begin, until, BLOCK):
+                stop = min(BLOCK, until - start)
+                for k in range(0, stop, GROUP):
+                    at = start + k
+                    fetch_ahead(cells, batch, at + ahead, at + ahead + GROUP)
+                    low, high = _eight_predictors(cells, phi, batch, at, width)
+                    _place(sides, batch, at, low, k, work)
+                    _place(sides, batch, at + LANES, high, k + LANES, work)
+                for k in range(size - start, stop):
+                    work[2 * BLOCK + k] = work[3 * BLOCK + k] = 0.0
+                for k in range(BLOCK):
+                    slope = derivative(work[k], work[BLOCK + k], constants)
+                    work[k] = scale * (work[3 * BLOCK + k] + work[2 * BLOCK + k] * slope)
+                for k in range(0, stop, GROUP):
+                    _collect(cells, batch, start + k, k, width, work, total)
+        if phase in (DRAW, SUM):
+            return step, 0, 0, True
+        step += 1
+        _add_parts(m, partials, width)
+        shake(rng, noise, phi, dim)
+        norm2 = _move(phi, m, width)
+        finite = bool(np.isfinite(norm2))
+        if finite and norm2 * bound > radius2:
+            hits += _pull_back(phi, metric, radius2)
+        until_stored -= 1
+        if until_stored == 0 and finite:
+            for j in range(0, width, LANES):
+                store(stage, held * width + j, load(phi, j))
+            held += 1
+            until_stored = thin
+        if held == HELD or (held > 0 and (step == end or not finite)):
+            stored = _release(stage, lift, held, out, stored)
+            held = 0
+    return step, hits, stored, finite

@@ -1,0 +1,75 @@
+"""Rows in memory as a step reads them: whole cache lines, with what belongs to a row beside it (theory §10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.arrays import Array
+from equipoise.engines.numba.vector import LANES
+
+__all__ = ["RowTable", "padded", "side_columns"]
+
+
+# Bytes that travel together between memory and processor.
+_LINE = 64
+# base, y, weight and shift: a row's residual is shift + weight ℓ'(base + x̃ᵀφ, y).
+_SIDES = 4
+
+
+def padded(dim: int) -> int:
+    """`dim` rounded up to whole vectors: their loops then have no remainder."""
+    return -(-dim // LANES) * LANES
+
+
+def side_columns(base: Array, y: Array, weights: Array, shift: Array) -> Array:
+    """What a row's residual needs besides the row, (N, 4)."""
+    return np.stack([base, y, weights, shift], axis=1).astype(np.float64, order="C")
+
+
+@dataclass(frozen=True, eq=False)
+class RowTable:
+    """N rows of D numbers. A random row is read in one go: each starts on a cache line and ends with its sides.
+
+    Attributes
+    ----------
+    cells
+        (N, D padded with zeros to whole vectors), float64 or float32.
+    sides
+        (N, 4), float64: base, response, weight and shift, in the same memory.
+    dim
+        D.
+    """
+
+    cells: NDArray[Any]
+    sides: Array
+    dim: int
+
+    @staticmethod
+    def blank(count: int, dim: int, storage: str = "float64") -> RowTable:
+        """A table whose rows and sides the caller fills in."""
+        kind, width = np.dtype(storage), padded(dim)
+        used = width * kind.itemsize
+        stride = -(-(used + _SIDES * 8) // _LINE) * _LINE
+        # empty, not zeros: NumPy asks for huge pages for it, without which a random row costs a walk of the page table
+        buffer = np.empty(count * stride + _LINE, dtype=np.uint8)
+        first = -buffer.ctypes.data % _LINE
+        lines = buffer[first : first + count * stride].reshape(count, stride)
+        cells, sides = lines[:, :used].view(kind), lines[:, used : used + _SIDES * 8].view(np.float64)
+        cells[:, dim:] = 0.0
+        return RowTable(cells, sides, dim)
+
+    @staticmethod
+    def filled(rows: NDArray[Any], storage: str = "float64") -> RowTable:
+        """A table with a copy of the rows; the sides are left to the caller."""
+        table = RowTable.blank(rows.shape[0], rows.shape[1], storage)
+        table.rows[:] = rows
+        return table
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """The rows without their padding, (N, D)."""
+        return self.cells[:, : self.dim]

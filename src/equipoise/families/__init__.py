@@ -1,0 +1,1 @@
+"""Losses of one row as scalar functions of its linear predictor, with three derivatives: what models and engines share."""

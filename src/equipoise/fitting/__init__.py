@@ -1,0 +1,1 @@
+"""Searching for the minimiser: Newton, trust regions, restarts, and the certificate that it is one."""

@@ -1,0 +1,192 @@
+"""Linear algebra that is ours: symmetric parts, blocked products, sums in a fixed order, BLAS held to one thread.
+
+Bits that reach a chain must not depend on how many threads the machine has. A product inside BLAS is therefore made on
+one thread (`fixed_order`), and parallelism comes from blocks of rows, whose sums are added in a tree of fixed shape.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, cast
+
+import numpy as np
+from scipy.linalg.blas import dtrmm
+
+from equipoise.arrays import Array
+
+if TYPE_CHECKING:
+    from threadpoolctl import ThreadpoolController
+
+__all__ = [
+    "FLAT",
+    "Sums",
+    "blocks",
+    "curvature_axes",
+    "fixed_order",
+    "in_fixed_order",
+    "quadratic_forms",
+    "symmetric",
+    "tree_sum",
+    "weighted_gram",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+# a NamedTuple of arrays and floats: what a pass over the rows adds up
+Sums = TypeVar("Sums", bound=tuple[object, ...])
+
+# Elements per block of rows: 2 MB of float64, so that a block stays in cache between its uses. A product of few rows with
+# many columns is slow, so that blocks of wide rows may grow to 16 MB.
+_BLOCK_ELEMENTS = 1 << 18
+_LARGEST_BLOCK = 1 << 21
+
+# Eigenvalue of a Hessian scaled to unit diagonal, below which a direction counts as flat.
+FLAT = 1e-9
+
+
+def symmetric(a: Array) -> Array:
+    """The symmetric part of a square matrix."""
+    return 0.5 * (a + a.T)
+
+
+def curvature_axes(H: Array) -> tuple[Array, Array]:
+    """Eigenvalues of H scaled to unit diagonal, ascending, and the directions (rows) in parameters they belong to."""
+    diagonal = np.abs(np.diag(H))
+    # of the whole matrix: at a saddle point the diagonal may be zero
+    scale = np.sqrt(np.maximum(diagonal, 1e-12 * max(np.abs(H).max(), 1e-200)))
+    values, vectors = np.linalg.eigh(H / np.outer(scale, scale))
+    return values, vectors.T / scale
+
+
+def blocks(n: int, dim: int) -> Iterator[slice]:
+    """Slices that cover `range(n)` in blocks of bounded memory."""
+    size = max(1, _BLOCK_ELEMENTS // dim, min(dim // 2, _LARGEST_BLOCK // dim))
+    for start in range(0, n, size):
+        yield slice(start, min(n, start + size))
+
+
+class _Room(threading.local):
+    """Memory that each thread scales its rows in: fresh memory for every block would cost as much as a product."""
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(0)
+
+    def like(self, x: Array) -> Array:
+        if self.buffer.size < x.size:
+            self.buffer = np.empty(x.size)
+        return self.buffer[: x.size].reshape(x.shape)
+
+
+_ROOM = _Room()
+
+
+def weighted_gram(x: Array, weight: Array) -> Array:
+    """Σ weight_n x_n x_nᵀ; with non-negative weights NumPy sees a matrix times its own transpose, at half the cost."""
+    room = _ROOM.like(x)
+    if weight.min() < 0.0:
+        return np.multiply(x, weight[:, None], out=room).T @ x
+    half = np.multiply(x, np.sqrt(weight)[:, None], out=room)
+    return half.T @ half
+
+
+def quadratic_forms(x: Array, S: Array, root: Array | None) -> Array:
+    """x_nᵀ S x_n for every row; at half the cost, ‖Lᵀ x_n‖², when a lower triangular root S = L Lᵀ is given."""
+    room = _ROOM.like(x)
+    if root is None:
+        np.matmul(x, S, out=room)
+        return np.einsum("ij,ij->i", room, x)
+    room[:] = x
+    dtrmm(1.0, root, room.T, trans_a=1, lower=1, overwrite_b=1)
+    return np.einsum("ij,ij->i", room, room)
+
+
+def tree_sum(parts: Iterable[Sums]) -> Sums:
+    """The sum of named tuples, term by term, in a binary tree whose shape depends on their number alone.
+
+    Parts are consumed in order and at most log₂ of them are held. The left one of two is overwritten: parts are the
+    caller's to give away.
+
+    Examples
+    --------
+    >>> class Pair(NamedTuple):
+    ...     count: float
+    ...     total: Array
+    >>> tree_sum(Pair(1.0, np.full(2, float(k))) for k in range(5))
+    Pair(count=5.0, total=array([10., 10.]))
+    """
+    held: list[tuple[int, Sums]] = []
+    for part in parts:
+        level = 0
+        while held and held[-1][0] == level:
+            part, level = _added(held.pop()[1], part), level + 1
+        held.append((level, part))
+    total = held.pop()[1]
+    while held:
+        total = _added(held.pop()[1], total)
+    return total
+
+
+def _added(left: Sums, right: Sums) -> Sums:
+    terms = []
+    for a, b in zip(left, right, strict=True):
+        if isinstance(a, np.ndarray):
+            a += cast(Array, b)
+            terms.append(a)
+        else:
+            terms.append(cast(float, a) + cast(float, b))
+    return type(left)(*terms)
+
+
+class _Hold(NamedTuple):
+    """Those who asked for one thread, and what will end it when the last of them leaves."""
+
+    lock: threading.Lock
+    users: list[Callable[[], None]]
+
+
+_HOLD = _Hold(threading.Lock(), [])
+
+
+@contextmanager
+def fixed_order() -> Iterator[None]:
+    """Hold BLAS to one thread: its sums are then made in one order, whatever the machine's settings.
+
+    The setting is the process's own, so that of overlapping users the first makes it and the last takes it back.
+    """
+    with _HOLD.lock:
+        if not _HOLD.users:
+            limit = _controller().limit(limits=1, user_api="blas")
+            limit.__enter__()
+            _HOLD.users.append(limit.restore_original_limits)
+        else:
+            _HOLD.users.append(_HOLD.users[0])
+    try:
+        yield
+    finally:
+        with _HOLD.lock:
+            restore = _HOLD.users.pop()
+            if not _HOLD.users:
+                restore()
+
+
+def in_fixed_order(function: Callable[P, R]) -> Callable[P, R]:
+    """The function with BLAS held to one thread."""
+
+    @wraps(function)
+    def held(*args: P.args, **kwargs: P.kwargs) -> R:
+        with fixed_order():
+            return function(*args, **kwargs)
+
+    return held
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    # found once: looking through the loaded libraries takes longer than many a product
+    import scipy.linalg  # noqa: F401  (its BLAS is another one than NumPy's, and must be loaded to be found)
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()

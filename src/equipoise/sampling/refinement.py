@@ -1,0 +1,147 @@
+"""Closed loop: correct the internal target with what a pilot run shows, for losses that are not quadratic (theory §11)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.families.family import FAMILIES
+from equipoise.linalg import symmetric
+from equipoise.sampling.run import resolve_thin, sample
+from equipoise.theory.moments import Moments
+from equipoise.theory.tuning import Tuning, tune
+
+__all__ = ["Pilot", "Refinement", "refine"]
+
+
+_ROUNDS = 4
+_FLOOR = 0.004  # Monte Carlo error wanted of a pilot's covariance
+_FLOORS = 2.0  # and how many of them count as a difference
+_MOST_ROWS = 3e8  # rows a pilot may touch, unless the run itself touches more
+_LEAST = 0.1  # share of the internal target that one correction must leave in every direction
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """One pilot run: its covariance's relative error against the target, the Monte Carlo floor, and rows touched.
+
+    Both are in units of the target's standard deviations.
+    """
+
+    error: float
+    floor: float
+    rows: float
+
+    @property
+    def settled(self) -> bool:
+        """Whether the error is no more than Monte Carlo error would make it."""
+        return self.error <= _FLOORS * self.floor
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What the pilots found.
+
+    Attributes
+    ----------
+    pilots
+        In order: the first is of the unrefined step; the step in use is that of the best.
+    words
+        What was done, for people.
+    """
+
+    pilots: tuple[Pilot, ...]
+    words: str
+
+    @property
+    def before(self) -> float:
+        """Error of the unrefined step."""
+        return self.pilots[0].error if self.pilots else 0.0
+
+    @property
+    def after(self) -> float:
+        """Error of the step in use, as its own pilot measured it.
+
+        It is the smallest of several noisy ones, so a fresh run may show up to about one floor more.
+        """
+        return min(pilot.error for pilot in self.pilots) if self.pilots else 0.0
+
+
+def refine(
+    model: Any, data: Any, moments: Moments, tuning: Tuning, *, seed: int, rows: float, guard: Any, progress: bool
+) -> tuple[Tuning, Refinement]:
+    """Tune to an internal target Γ ← Γ + (Σ_target − Σ_observed) until pilots agree with the target.
+
+    Parameters
+    ----------
+    model, data, moments, tuning
+        The run as planned.
+    seed
+        Of the run; pilots use streams of their own.
+    rows
+        Rows the run itself will touch: a pilot may touch as many, or a fixed number if that is more.
+    guard, progress
+        As for `eq.sample`.
+
+    Returns
+    -------
+    Tuning, Refinement
+        The tuning in use, whose predicted covariance is the target, and what was found on the way.
+    """
+    if getattr(model, "family", None) is FAMILIES["gaussian"] and model.divergence is None:
+        return tuning, Refinement((), "nothing to refine: for squared loss the prediction is exact")
+    target, current = tuning.target, tuning
+    tried: list[tuple[Pilot, Tuning]] = []
+    for index in range(_ROUNDS):
+        pilot, observed = _pilot(model, data, current, target, seed, index, rows, guard, progress)
+        tried.append((pilot, current))
+        if pilot.settled or index == _ROUNDS - 1:
+            break
+        internal = _corrected(current.internal if current.internal is not None else target, target - observed)
+        tuned = tune(moments, internal, tuning.dynamics, tuning.proxy)
+        # what the chain is expected to have is now the target itself; Γ is only the way there
+        law = replace(tuned.predicted, cov=target)
+        current = replace(tuned, target=target, predicted=law, internal=internal)
+    best, chosen = min(tried, key=lambda entry: entry[0].error)
+    pilots = tuple(pilot for pilot, _ in tried)
+    return chosen, Refinement(pilots, _words(pilots, best))
+
+
+def _pilot(
+    model: Any, data: Any, tuning: Tuning, target: Array, seed: int, index: int, rows: float, guard: Any, progress: bool
+) -> tuple[Pilot, Array]:
+    thin, law, chains = resolve_thin("auto", tuning), tuning.predicted, 2
+    wanted = (law.covariance_floor(1, thin, standardised=True) / _FLOOR) ** 2
+    affordable = max(rows, _MOST_ROWS) / (thin * tuning.dynamics.batch_size)
+    draws = max(100, int(min(wanted, affordable) / chains))
+    stream = int(np.random.SeedSequence([seed, 1 + index]).generate_state(1)[0])
+    run = sample(
+        model, data, tuning, draws=draws, chains=chains, seed=stream, thin=thin, guard=guard, progress=progress
+    )
+    observed = np.atleast_2d(np.cov(run.flat(), rowvar=False))
+    scale = np.sqrt(np.diag(target))
+    unit = np.outer(scale, scale)
+    error = float(np.linalg.norm((observed - target) / unit) / np.linalg.norm(target / unit))
+    floor = law.covariance_floor(chains * draws, thin, standardised=True)
+    return Pilot(error, floor, run.statistics["rows"]), observed
+
+
+def _corrected(internal: Array, change: Array) -> Array:
+    """internal + change, shortened so that it stays well inside the positive definite matrices."""
+    root = np.linalg.cholesky(internal)
+    half = np.linalg.solve(root, np.linalg.solve(root, change).T)
+    lowest = float(np.linalg.eigvalsh(symmetric(half))[0])
+    length = 1.0 if lowest > _LEAST - 1.0 else (_LEAST - 1.0) / lowest
+    return symmetric(internal + length * change)
+
+
+def _words(pilots: tuple[Pilot, ...], best: Pilot) -> str:
+    first = pilots[0]
+    cost = f"{len(pilots)} pilot run(s) of {sum(p.rows for p in pilots):,.0f} rows in all"
+    if first.settled:
+        return f"not needed: a pilot's covariance is within {first.error:.1%} of the target (floor {first.floor:.1%}; {cost})"
+    fell = f"the covariance's error fell from {first.error:.1%} to {best.error:.1%}"
+    return f"{fell} (Monte Carlo floor {best.floor:.1%}; {cost})"

@@ -1,0 +1,255 @@
+"""Moments of the loss at its minimiser: J, V, H and the operator K, the only thing the theory ever sees (theory §1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from equipoise.arrays import Array
+from equipoise.errors import InvalidInput
+from equipoise.linalg import blocks, quadratic_forms, symmetric, weighted_gram
+from equipoise.theory.dynamics import Dynamics
+
+if TYPE_CHECKING:
+    from equipoise.models.problem import Model
+
+__all__ = [
+    "Curvature",
+    "DenseCurvature",
+    "LinearCurvature",
+    "Moments",
+    "moments",
+]
+
+
+class Curvature(Protocol):
+    """Per-observation curvature, met only through its averages against a symmetric matrix."""
+
+    def quadratic(self, S: Array) -> Array:
+        """mean J_n S J_n."""
+        ...
+
+    def third(self, S: Array) -> Array:
+        """∇³L[S] = mean over n of ∇ tr(∇²ℓ_n S)."""
+        ...
+
+
+def _root(S: Array) -> Array | None:
+    try:
+        return np.linalg.cholesky(symmetric(S)).astype(np.float64)
+    except np.linalg.LinAlgError:
+        return None
+
+
+@dataclass(frozen=True)
+class LinearCurvature:
+    """Curvature of a linear-predictor loss: J_n = h_n x_n x_nᵀ, third derivative t_n x_n ⊗ x_n ⊗ x_n.
+
+    `quadratic` costs O(N D²) and O(block · D) memory: mean h_n² (x_nᵀ S x_n) x_n x_nᵀ.
+    """
+
+    x: Array
+    second: Array
+    third_: Array
+
+    def quadratic(self, S: Array) -> Array:
+        """mean h_n² (x_nᵀ S x_n) x_n x_nᵀ."""
+        n, dim = self.x.shape
+        total = np.zeros((dim, dim))
+        root = _root(S)
+        for rows in blocks(n, dim):
+            x = self.x[rows]
+            total += weighted_gram(x, quadratic_forms(x, S, root) * self.second[rows] ** 2)
+        return symmetric(total) / n
+
+    def third(self, S: Array) -> Array:
+        """mean t_n (x_nᵀ S x_n) x_n."""
+        n, dim = self.x.shape
+        total = np.zeros(dim)
+        root = _root(S)
+        for rows in blocks(n, dim):
+            x = self.x[rows]
+            total += (quadratic_forms(x, S, root) * self.third_[rows]) @ x
+        return total / n
+
+
+@dataclass(frozen=True)
+class DenseCurvature:
+    """Curvature from explicit per-observation Hessians (N, D, D), for anyone's own numbers and for tests."""
+
+    hessians: Array
+    thirds: Array | None = None
+
+    def quadratic(self, S: Array) -> Array:
+        """mean J_n S J_n."""
+        n, dim, _ = self.hessians.shape
+        total = np.zeros((dim, dim))
+        for rows in blocks(n, dim * dim):
+            J = self.hessians[rows]
+            total += np.einsum("nij,njk->ik", J @ S, J, optimize=True)
+        return symmetric(total) / n
+
+    def third(self, S: Array) -> Array:
+        """∇³L[S]; unknown (NaN) when no third derivatives were given."""
+        if self.thirds is None:
+            return np.full(S.shape[0], np.nan)
+        return np.einsum("ijk,jk->i", self.thirds, S)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What the theory knows of a model and its data, at the minimiser.
+
+    Attributes
+    ----------
+    n
+        Number of observations N the chain runs on (also when the moments come from a subsample of them).
+    params
+        The point θ̂ at which they were taken, flat.
+    loss_hessian, hessian
+        J = mean ∇²ℓ_n and H = J + ∇²R/N.
+    score_cov, mean_score
+        V, the centred covariance of the scores, and ḡ, their mean.
+    noise_ratio
+        Residual variance over working variance: what the well-specified linear proxy takes for σ²/s².
+    curvature
+        The per-observation curvature behind K; None after loading from disk, where the data are not kept.
+    names
+        Parameter names.
+    """
+
+    n: int
+    params: Array
+    loss_hessian: Array
+    hessian: Array
+    score_cov: Array
+    mean_score: Array
+    noise_ratio: float
+    curvature: Curvature | None = field(repr=False)
+    names: tuple[str, ...] = ()
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters D."""
+        return self.hessian.shape[0]
+
+    def curvature_noise(self, S: ArrayLike) -> Array:
+        """K(S) = mean J_n S J_n − J S J."""
+        S = np.asarray(S, dtype=np.float64)
+        return symmetric(self._curvature().quadratic(S) - self.loss_hessian @ S @ self.loss_hessian)
+
+    def third_derivative(self, S: ArrayLike) -> Array:
+        """∇³L(θ̂)[S], a vector."""
+        return self._curvature().third(np.asarray(S, dtype=np.float64))
+
+    def gradient_noise(self, S: ArrayLike, dynamics: Dynamics) -> Array:
+        """C(S) = b (V + K(S)), the stationary mean of the gradient covariance."""
+        return dynamics.noise_factor(self.n) * (self.score_cov + self.curvature_noise(S))
+
+    def _curvature(self) -> Curvature:
+        if self.curvature is None:
+            raise InvalidInput(
+                "moments",
+                "made from data",
+                "moments loaded from disk, which keep no rows",
+                "call eq.moments on the data again",
+            )
+        return self.curvature
+
+    @classmethod
+    def from_arrays(
+        cls,
+        scores: ArrayLike,
+        hessians: ArrayLike,
+        prior_hessian: ArrayLike | None = None,
+        *,
+        thirds: ArrayLike | None = None,
+        params: ArrayLike | None = None,
+        n: int | None = None,
+    ) -> Moments:
+        """Moments from per-observation scores (N, D) and Hessians (N, D, D).
+
+        Parameters
+        ----------
+        scores, hessians
+            ∇ℓ_n and ∇²ℓ_n at the minimiser.
+        prior_hessian
+            ∇²R (D, D), not divided by N; None means no regulariser.
+        thirds
+            ∇³L (D, D, D), optional; without it the mean bias is unknown.
+        params
+            The minimiser; zeros by default, so that draws are deviations from it.
+        n
+            The full number of observations, when the arrays are a subsample.
+
+        Examples
+        --------
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=(50, 2))
+        >>> m = Moments.from_arrays(x, x[:, :, None] * x[:, None, :])
+        >>> m.n, m.dim
+        (50, 2)
+        """
+        g, J_n = _checked_arrays(scores, hessians)
+        rows, dim = g.shape
+        n = rows if n is None else n
+        J = symmetric(J_n.mean(axis=0))
+        prior = np.zeros((dim, dim)) if prior_hessian is None else np.asarray(prior_hessian, dtype=np.float64)
+        if prior.shape != (dim, dim):
+            raise InvalidInput(
+                "prior_hessian", f"of shape {(dim, dim)}", f"shape {prior.shape}", "pass one row per parameter"
+            )
+        V = np.atleast_2d(np.cov(g, rowvar=False, bias=True))
+        return cls(
+            n=n,
+            params=np.zeros(dim) if params is None else np.asarray(params, dtype=np.float64),
+            loss_hessian=J,
+            hessian=J + symmetric(prior) / n,
+            score_cov=V,
+            mean_score=g.mean(axis=0),
+            # tr(J⁻¹V)/D: equals σ²/s² for a well-specified linear model with any covariates
+            noise_ratio=float(np.trace(np.linalg.lstsq(J, V, rcond=None)[0]) / dim),
+            curvature=DenseCurvature(J_n, None if thirds is None else np.asarray(thirds, dtype=np.float64)),
+        )
+
+
+def _checked_arrays(scores: ArrayLike, hessians: ArrayLike) -> tuple[Array, Array]:
+    g = np.asarray(scores, dtype=np.float64)
+    J_n = np.asarray(hessians, dtype=np.float64)
+    if g.ndim != 2 or not g.size:
+        raise InvalidInput("scores", "of shape (N, D)", f"shape {g.shape}", "stack one score per row")
+    if J_n.shape != (*g.shape, g.shape[1]):
+        raise InvalidInput(
+            "hessians",
+            f"of shape {(*g.shape, g.shape[1])}",
+            f"shape {J_n.shape}",
+            "stack one Hessian per score",
+        )
+    for name, array in (("scores", g), ("hessians", J_n)):
+        if not np.isfinite(array).all():
+            raise InvalidInput(name, "finite", "NaN or infinity", "drop those observations")
+    return g, J_n
+
+
+def moments(model: Model, data: Any, params: Any, *, tuning_rows: int | None = None, seed: int = 0) -> Moments:
+    """Moments of `model` on `data` at `params`.
+
+    Parameters
+    ----------
+    model, data
+        The model and its data.
+    params
+        The minimiser, as in `Fit.params`.
+    tuning_rows
+        Use this many random rows instead of all; the moments still carry the full number of rows.
+    seed
+        Chooses those rows.
+
+    Returns
+    -------
+    Moments
+    """
+    return model.bind(data).moments(params, tuning_rows=tuning_rows, seed=seed)

@@ -1,0 +1,94 @@
+"""Targets: the covariances a chain can be asked to sample (theory §3)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.linalg import cho_factor, cho_solve
+
+from equipoise.arrays import Array
+from equipoise.errors import FitFailed, InfeasibleTarget, InvalidInput
+from equipoise.linalg import symmetric
+from equipoise.theory.moments import Moments
+
+__all__ = ["TARGETS", "bayesbag", "posterior", "sandwich", "target_matrix"]
+
+
+def sandwich(moments: Moments) -> Array:
+    """The robust covariance H⁻¹ V H⁻¹ / N: the sampling variance of the minimiser, whether or not the model is right."""
+    factor = _hessian_factor(moments)
+    half = cho_solve(factor, moments.score_cov)
+    return symmetric(cho_solve(factor, half.T)) / moments.n
+
+
+def posterior(moments: Moments) -> Array:
+    """The Laplace approximation of the posterior, H⁻¹ / N."""
+    return symmetric(cho_solve(_hessian_factor(moments), np.eye(moments.dim))) / moments.n
+
+
+def bayesbag(moments: Moments, bag_size: int | None = None) -> Array:
+    """The bagged posterior's covariance, (H⁻¹ + H⁻¹ V H⁻¹) / M for bags of M rows (all N by default)."""
+    size = moments.n if bag_size is None else bag_size
+    if size < 1:
+        raise InvalidInput("bag_size", "at least 1", bag_size, "use the number of rows, or leave it out")
+    return (posterior(moments) + sandwich(moments)) * (moments.n / size)
+
+
+TARGETS = {"sandwich": sandwich, "posterior": posterior, "bayesbag": bayesbag}
+
+
+def target_matrix(target: str | ArrayLike, moments: Moments) -> Array:
+    """A target given by name or as a matrix, checked to be symmetric positive definite.
+
+    Raises
+    ------
+    InvalidInput
+        If the name is unknown or the shape does not fit.
+    InfeasibleTarget
+        If the matrix is not symmetric positive definite.
+    """
+    if isinstance(target, str):
+        if target not in TARGETS:
+            raise InvalidInput("target", f"one of {', '.join(TARGETS)} or a matrix", repr(target), "choose one of them")
+        matrix = TARGETS[target](moments)
+    else:
+        matrix = np.asarray(target, dtype=np.float64)
+    if matrix.shape != (moments.dim, moments.dim):
+        raise InvalidInput(
+            "target",
+            f"of shape ({moments.dim}, {moments.dim})",
+            f"shape {matrix.shape}",
+            "match the parameters",
+        )
+    scale = np.abs(matrix).max()
+    if not np.isfinite(scale) or np.abs(matrix - matrix.T).max() > 1e-8 * scale:
+        raise InfeasibleTarget("target: must be a finite symmetric matrix. To fix: pass (target + target.T) / 2.")
+    root = np.sqrt(np.abs(np.diag(matrix)))
+    if root.min() > 0.0 and _exceeds(matrix / (root[:, None] * root), 1e-14):
+        return symmetric(matrix)
+    smallest = np.linalg.eigvalsh(matrix / np.outer(root, root))[0] if np.all(np.diag(matrix) > 0) else -1.0
+    raise InfeasibleTarget(
+        "target: must be positive definite; its correlation matrix has smallest eigenvalue "
+        f"{smallest:.2g}. To fix: remove directions without variance, or add a small multiple of the identity."
+    )
+
+
+def _exceeds(matrix: Array, floor: float) -> bool:
+    """Whether every eigenvalue exceeds `floor`; a Cholesky factor tells at a tenth of the cost of the eigenvalues."""
+    try:
+        shifted = matrix.copy()
+        shifted.flat[:: len(matrix) + 1] -= floor
+        np.linalg.cholesky(shifted)
+    except np.linalg.LinAlgError:
+        return False
+    return True
+
+
+def _hessian_factor(moments: Moments) -> tuple[Array, bool]:
+    try:
+        return cho_factor(moments.hessian)
+    except np.linalg.LinAlgError as error:
+        raise FitFailed(
+            "the Hessian at the given parameters is not positive definite, so no covariance can be formed. To fix: check "
+            "that the fit converged, remove collinear columns, or add a prior (prior_precision=...)."
+        ) from error
