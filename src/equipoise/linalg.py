@@ -130,14 +130,14 @@ def tree_sum(parts: Iterable[Sums]) -> Sums:
 
 
 def _added(left: Sums, right: Sums) -> Sums:
-    terms = []
-    for a, b in zip(left, right, strict=True):
-        if isinstance(a, np.ndarray):
-            a += cast(Array, b)
-            terms.append(a)
-        else:
-            terms.append(cast(float, a) + cast(float, b))
-    return type(left)(*terms)
+    return type(left)(*map(_plus, left, right))
+
+
+def _plus(a: object, b: object) -> object:
+    if isinstance(a, np.ndarray):
+        a += cast(Array, b)
+        return a
+    return cast(float, a) + cast(float, b)
 
 
 class _Hold(NamedTuple):

@@ -502,7 +502,7 @@ def test_another_process_finds_the_compiled_loop_on_disk():
     """Its name must be the same under another hash seed, or every process would compile anew."""
     name = kernel("poisson", FAMILIES["poisson"].loss.d1, 0).py_func.__name__
     code = (
-        "from equipoise.engines.compiling import kernel\nfrom equipoise.models.family import FAMILIES\n"
+        "from equipoise.engines.numba.compiling import kernel\nfrom equipoise.families.family import FAMILIES\n"
         "loop = kernel('poisson', FAMILIES['poisson'].loss.d1, 0)\n"
         "print(loop.py_func.__name__, sum(loop.stats.cache_hits.values()))"
     )

@@ -50,7 +50,7 @@ class Beta:
 
     Examples
     --------
-    >>> from equipoise.models.family import FAMILIES
+    >>> from equipoise.families.family import FAMILIES
     >>> loss = Beta(1.5).loss(FAMILIES["gaussian"], 1.0)
     >>> [round(float(loss.d1(0.0, y, loss.constants)), 4) for y in (-1.0, -3.0, -9.0)]  # an outlier pulls less
     [0.4919, 0.1997, 0.0]

@@ -40,7 +40,7 @@ class Huber:
 
     Examples
     --------
-    >>> from equipoise.models.family import FAMILIES
+    >>> from equipoise.families.family import FAMILIES
     >>> loss = Huber(1.5).loss(FAMILIES["gaussian"], 2.0)
     >>> [float(loss.d1(0.0, y, loss.constants)) for y in (-1.0, -4.0, -40.0)]
     [0.25, 0.75, 0.75]
@@ -77,7 +77,7 @@ class StudentT:
 
     Examples
     --------
-    >>> from equipoise.models.family import FAMILIES
+    >>> from equipoise.families.family import FAMILIES
     >>> loss = StudentT(4.0).loss(FAMILIES["gaussian"], 1.0)
     >>> [round(float(loss.d1(0.0, y, loss.constants)), 3) for y in (-1.0, -2.0, -40.0)]
     [1.0, 1.25, 0.125]
@@ -123,7 +123,7 @@ class Pinball:
 
     Examples
     --------
-    >>> from equipoise.models.family import FAMILIES
+    >>> from equipoise.families.family import FAMILIES
     >>> loss = Pinball(0.9, smoothing=0.05).loss(FAMILIES["gaussian"], 1.0)
     >>> [round(float(loss.d1(0.0, y, loss.constants)), 3) for y in (-1.0, 1.0)]
     [0.1, -0.9]

@@ -4,7 +4,7 @@ Batches and normals are drawn outside the loop by the same generator as the line
 bit depends on how a run is split. Chains run on threads, one per call: vectorised over chains, the compiler's order of
 summation would depend on their number. Data are arguments of the compiled loop, never constants in it.
 
-Where the loss sees θ through few combinations A_n θ of each row's own (`equipoise.engines.projection`) chains run in the
+Where the loss sees θ through few combinations A_n θ of each row's own (`equipoise.engines.jax.projection`) chains run in the
 linear engine's coordinates θ = θ̂ + L φ, Λ = L Lᵀ, on the rows A_n L: a step is then free of products with Λ.
 
 JAX runs up to eight operations in a loop's body one after the other, and schedules a ninth and all others at twice the

@@ -1,7 +1,7 @@
-"""The loop of the linear engine, as the compiler sees it: see `equipoise.engines.linear` for the recursion.
+"""The loop of the linear engine, as the compiler sees it: see `equipoise.engines.numba.linear` for the recursion.
 
-It is written once, as `run`, for a loss named `derivative`; `equipoise.engines.compiling` puts a loss in its place. All
-sums are spelled out in the operations of `equipoise.engines.vector`, so that no choice made for speed changes a bit.
+It is written once, as `run`, for a loss named `derivative`; `equipoise.engines.numba.compiling` puts a loss in its place. All
+sums are spelled out in the operations of `equipoise.engines.numba.vector`, so that no choice made for speed changes a bit.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ x̃_n = Lᵀ x_n and the predictors o_n = offset_n + x_nᵀ θ̂ at the minimise
 
 and an iterate outside the ellipsoid φᵀ G φ ≤ R² is pulled back onto it. Λ is gone: a step costs O(B D).
 
-The loop itself is in `equipoise.engines.kernel`.
+The loop itself is in `equipoise.engines.numba.kernel`.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def linear_engine(
     problem, tuning, radius2
         What to sample, the step matrix, and the guard's squared radius.
     storage, ahead
-        How the rows are held and fetched; see `equipoise.engines.linear.LinearProgram`.
+        How the rows are held and fetched; see `equipoise.engines.numba.linear.LinearProgram`.
 
     Raises
     ------
