@@ -20,10 +20,13 @@ from equipoise.errors import (
 from equipoise.families.divergence import Beta
 from equipoise.families.robust import Huber, Pinball, StudentT
 from equipoise.fitting.fit import Fit, fit
+from equipoise.models.binding import bind
 from equipoise.models.glm import glm
-from equipoise.sampling.run import Chains, sample
+from equipoise.models.verbs import moments
+from equipoise.sampling.chains import Chains
+from equipoise.sampling.run import sample
 from equipoise.theory.dynamics import Dynamics
-from equipoise.theory.moments import Moments, moments
+from equipoise.theory.moments import Moments
 from equipoise.theory.stationary import Stationary, max_stable_step, stationary
 from equipoise.theory.targets import bayesbag, posterior, sandwich
 from equipoise.theory.tuning import Tuning, tune
@@ -52,6 +55,7 @@ __all__ = [
     "Tuning",
     "UnstableStep",
     "bayesbag",
+    "bind",
     "calibrate",
     "coupled_distance",
     "data",

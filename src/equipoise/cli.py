@@ -226,20 +226,19 @@ def theory_command(
     """
     with _one_line_errors(debug):
         import equipoise as eq
-        from equipoise.calibration.planning import resolve_batch_size
+        from equipoise.calibration.preview import preview
         from equipoise.report.console import show
         from equipoise.report.summary import summarise_law
-        from equipoise.theory.targets import target_matrix
 
-        model = _model(family, scale, shape, dispersion, beta, prior_precision)
-        rows = eq.data.table(data, formula, weights=weights, offset=offset, missing=missing)
-        fitted = eq.fit(model, rows, tuning_rows=tuning_rows, seed=seed)
-        moments = eq.moments(model, rows, fitted.params, tuning_rows=tuning_rows, seed=seed)
-        size = resolve_batch_size(batch_size, rows.n)
-        dynamics = eq.Dynamics(size, momentum, inverse_temperature, not no_replacement)
-        wanted = target_matrix(target, moments)
-        law = eq.tune(moments, wanted, dynamics).predicted if step is None else eq.stationary(moments, step, dynamics)
-        show(summarise_law(moments, law, wanted, target))
+        problem = eq.bind(
+            _model(family, scale, shape, dispersion, beta, prior_precision), data, formula=formula, weights=weights,
+            offset=offset, missing=missing,
+        )  # fmt: skip
+        found = preview(
+            problem, target, step, seed=seed, tuning_rows=tuning_rows, batch_size=batch_size, momentum=momentum,
+            inverse_temperature=inverse_temperature, replacement=not no_replacement,
+        )  # fmt: skip
+        show(summarise_law(found))
 
 
 @app.command("bench")

@@ -130,7 +130,8 @@ def tree_sum(parts: Iterable[Sums]) -> Sums:
 
 
 def _added(left: Sums, right: Sums) -> Sums:
-    return type(left)(*map(_plus, left, right))
+    make = cast(Callable[..., Sums], type(left))
+    return make(*map(_plus, left, right))
 
 
 def _plus(a: object, b: object) -> object:

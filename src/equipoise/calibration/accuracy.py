@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.calibration.diagnostics import autocorrelation_time
-from equipoise.errors import ChainDiverged, InvalidInput
-from equipoise.fitting.fit import Fit
-from equipoise.sampling.run import guard_radius2, resolve_burn_in
+from equipoise.checks import positive, whole
+from equipoise.errors import ChainDiverged
+from equipoise.fitting.certificate import Fit
+from equipoise.models.binding import verb
+from equipoise.models.problem import Problem
+from equipoise.models.verbs import settle
+from equipoise.sampling.run import resolve_burn_in, resolve_guard
 from equipoise.theory.bounds import (
     Assumption,
     Bound,
@@ -28,12 +31,9 @@ from equipoise.theory.bounds import (
 )
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.modes import step_matrix
+from equipoise.theory.moments import Moments
 from equipoise.theory.stationary import stationary
 from equipoise.theory.tuning import Tuning
-
-if TYPE_CHECKING:
-    from equipoise.models.glm import GLM
-    from equipoise.models.linear import LinearProblem
 
 __all__ = ["CoupledDistance", "coupled_distance", "wasserstein_bound"]
 
@@ -66,9 +66,9 @@ class CoupledDistance:
     steps: int
 
 
+@verb
 def wasserstein_bound(
-    model: GLM,
-    data: Any,
+    problem: Problem,
     fit: Fit,
     step: ArrayLike,
     dynamics: Dynamics,
@@ -82,8 +82,10 @@ def wasserstein_bound(
 
     Parameters
     ----------
-    model, data, fit
-        The model, its data, and its minimiser.
+    problem
+        A bound problem, or a model and its data.
+    fit
+        Its minimiser.
     step
         The bounds hold for a multiple of the identity.
     dynamics
@@ -99,20 +101,14 @@ def wasserstein_bound(
     WassersteinBound
         With value None, and the reason, where an assumption fails.
     """
-    if t is not None and (int(t) != t or t < 1):
-        raise InvalidInput("t", "a whole number, at least 1", t, "leave it out for the stationary bound")
-    _require_linear(model)
-    problem = model.at_constant(fit.constant).bind(data)
-    if problem.model.divergence is not None:
-        raise InvalidInput(
-            "model",
-            "one with a log loss: the bounds' constants are not known for robust losses",
-            repr(problem.model.divergence),
-            "use eq.coupled_distance, which measures the distance",
-        )
-    theta = problem.flatten(fit.params)
-    dynamics.require_batch_within(problem.n)
-    constants = bound_constants(problem, theta, radius)
+    if t is not None:
+        t = whole("t", t, 1, "leave it out for the stationary bound")
+    if radius is not None:
+        radius = positive("radius", radius)
+    here, params = settle(problem, fit)
+    theta = here.flatten(params)
+    dynamics.require_batch_within(here.n)
+    constants = here.bound_constants(theta, radius)
     Lam = step_matrix(step, len(theta))
     B, beta, kappa = dynamics.batch_size, dynamics.inverse_temperature, dynamics.momentum
     fourth = fourth_moment_bound(constants, Lam, B, beta)
@@ -127,37 +123,13 @@ def wasserstein_bound(
     if constants.third_mean_square == 0.0:
         headline = _exact(headline)
     std = headline.value
-    cov = None if std is None else covariance_error(std, _proxy_norm(problem, theta, Lam, dynamics))
+    cov = None if std is None else covariance_error(std, _proxy_norm(here.moments(theta), Lam, dynamics))
     return WassersteinBound(headline, fourth, limit, finite, heavy, std, cov)
 
 
-def bound_constants(problem: LinearProblem, theta: Array, radius: float | None) -> BoundConstants:
-    """The constants of theory §8 for the losses ℓ_n + R/N, so that their scores average to zero at the minimiser."""
-    x, loss = problem.rows.x, problem.loss_at(theta)
-    low, high, steep, scope = problem.curvature_range(theta, radius)
-    norms = np.linalg.norm(x, axis=1)
-    prior = problem.precision / problem.n
-    eta, y, p = problem.predictor(theta), problem.rows.y, loss.constants
-    weights = 1.0 if problem.rows.weights is None else problem.rows.weights
-    scores = (weights * loss.d1(eta, y, p))[:, None] * x + prior @ (theta - problem.mean)
-    third = steep * norms**3
-    spectrum = np.linalg.eigvalsh(problem.gram(weights * loss.d2(eta, y, p)) + prior)
-    return BoundConstants(
-        smoothness=float(np.max(high * norms**2) + np.linalg.eigvalsh(prior)[-1]),
-        strong_convexity=float(np.linalg.eigvalsh(problem.gram(low) + prior)[0]),
-        third_mean=float(np.mean(third)),
-        third_mean_square=float(np.mean(third**2)),
-        score_fourth=float(np.mean(np.sum(scores**2, axis=1) ** 2)),
-        hessian_min=float(spectrum[0]),
-        hessian_max=float(spectrum[-1]),
-        dim=len(theta),
-        convex=bool(np.all(low >= 0.0)),
-        scope=scope,
-    )
-
-
+@verb
 def coupled_distance(
-    model: GLM, data: Any, tuning: Tuning, steps: int = 100_000, seed: int = 0, *, guard: float | str | None = "auto"
+    problem: Problem, tuning: Tuning, steps: int = 100_000, seed: int = 0, *, guard: float | str | None = "auto"
 ) -> CoupledDistance:
     """Measure the distance between a chain and its proxy on the same batches and noise.
 
@@ -165,7 +137,7 @@ def coupled_distance(
 
     Parameters
     ----------
-    model, data, tuning
+    problem, tuning
         As for `eq.sample`; use `eq.Tuning.at` for a step of your own.
     steps
         Steps after burn-in.
@@ -176,28 +148,13 @@ def coupled_distance(
     -------
     CoupledDistance
     """
-    # numba is imported only by those who sample
-    from equipoise.engines.numba.linear import advance_coupled
-    from equipoise.engines.numba.whiten import linear_engine
-
-    if steps < 2:
-        raise InvalidInput("steps", "at least 2", steps, "1000 or more give a useful estimate")
-    _require_linear(model)
-    problem = model.bind(data)
-    engine = linear_engine(problem, tuning, guard_radius2(problem, tuning, guard))
-    program, p = engine.program, engine.program.loss.constants
-    weights = 1.0 if problem.rows.weights is None else problem.rows.weights
-    score, curvature = (weights * d(program.base, program.y, p) for d in (program.loss.d1, program.loss.d2))
-    state = engine.start(tuning.center, np.random.SeedSequence(seed))
-    shadow = np.zeros((2, tuning.dim))
-    burn_in, thin = resolve_burn_in("auto", tuning), max(1, steps // _PAIRS)
-    pairs = np.empty((steps // thin + 1, 2, tuning.dim))
-    written = advance_coupled(program, state, shadow, score, curvature, burn_in, 0, pairs)
-    if written >= 0:
-        written = advance_coupled(program, state, shadow, score, curvature, steps, thin, pairs)
-    if written < 0:
-        raise ChainDiverged(0, state.step, engine.parameters(pairs[: -1 - written, 0]))
-    chain, proxy = (engine.parameters(pairs[:written, i]) for i in (0, 1))
+    steps = whole("steps", steps, 2, "1000 or more give a useful estimate")
+    pair = problem.coupling(tuning, resolve_guard(problem, tuning, guard))
+    stream = np.random.SeedSequence(whole("seed", seed, 0, "pass an int"))
+    pairs, lost = pair.run(stream, resolve_burn_in("auto", tuning), steps, max(1, steps // _PAIRS))
+    chain, proxy = pairs[:, 0], pairs[:, 1]
+    if lost is not None:
+        raise ChainDiverged(0, lost, chain)
     squared = np.sum((chain - proxy) ** 2, axis=1)
     mean = float(squared.mean())
     error = float(np.sqrt(squared.var() * autocorrelation_time(squared[None]) / len(squared)))
@@ -210,16 +167,6 @@ def coupled_distance(
     upper = float(np.sqrt(mean))
     # the bracket holds for the empirical laws themselves; only rounding can turn it round, when both are zero
     return CoupledDistance(min(lower, upper), upper, error / (2.0 * upper) if upper > 0.0 else 0.0, steps)
-
-
-def _require_linear(model: Any) -> None:
-    if not hasattr(model, "family"):
-        raise InvalidInput(
-            "model",
-            "one from eq.glm, whose derivatives have known bounds",
-            "a loss of your own",
-            "compare eq.diagnose(chains, tuning) instead",
-        )
 
 
 def _limit(constants: BoundConstants, step: Array, dynamics: Dynamics, t: int | None) -> float | None:
@@ -245,5 +192,5 @@ def _exact(bound: Bound) -> Bound:
     return replace(bound, value=0.0, terms={}, assumptions=(holds,))
 
 
-def _proxy_norm(problem: LinearProblem, theta: Array, step: Array, dynamics: Dynamics) -> float:
-    return float(np.linalg.norm(stationary(problem.moments(theta), step, dynamics).cov, 2))
+def _proxy_norm(moments: Moments, step: Array, dynamics: Dynamics) -> float:
+    return float(np.linalg.norm(stationary(moments, step, dynamics).cov, 2))

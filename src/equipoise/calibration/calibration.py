@@ -6,22 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
-from equipoise.calibration.planning import Plan, plan, table_source
-from equipoise.checks import is_number, whole
-from equipoise.data.arrays import Rows, rows
+from equipoise.calibration.options import CalibrateOptions, Length, Moves, Reading, Running, options_of
+from equipoise.calibration.planning import Plan, make_plan
+from equipoise.checks import one_of, probability
+from equipoise.data.arrays import rows
 from equipoise.data.table import Design
 from equipoise.errors import InvalidInput
-from equipoise.fitting.fit import Fit
+from equipoise.fitting.certificate import Fit
+from equipoise.models.binding import bind, checked
+from equipoise.models.problem import Model, Problem, Title
+from equipoise.sampling.chains import Chains
 from equipoise.sampling.refinement import Refinement
 from equipoise.sampling.refinement import refine as refine_tuning
-from equipoise.sampling.run import Chains, sample
+from equipoise.sampling.run import sample
 from equipoise.theory.tuning import Tuning
 
 if TYPE_CHECKING:
@@ -70,9 +74,14 @@ class Calibration:
         return self.chains.names
 
     @property
-    def model(self) -> Any:
+    def model(self) -> Model | None:
         """The model in use; None for a loaded run of a loss of your own, which cannot be stored."""
         return self.plan.model
+
+    @property
+    def title(self) -> Title:
+        """What the model is called."""
+        return Title("Loss", "custom loss", None) if self.model is None else self.model.title
 
     @property
     def fit(self) -> Fit:
@@ -93,7 +102,7 @@ class Calibration:
         """Coefficient table: estimate, standard error, interval from the draws, effective draws, flags."""
         from equipoise.report.summary import summarise
 
-        return summarise(self, _probability(interval))
+        return summarise(self, probability("interval", interval))
 
     def predict(self, X_new: Any, interval: float = 0.9, offset: ArrayLike | None = None) -> pd.DataFrame:
         """Mean response at new rows with a calibrated interval for it.
@@ -114,14 +123,8 @@ class Calibration:
         """
         import pandas as pd  # slow to import: only those who predict pay for it
 
-        if not hasattr(self.model, "mean_response"):
-            raise InvalidInput(
-                "model",
-                "one from eq.glm to have a mean response",
-                "a loss of your own",
-                "use evaluate(function, data) in the session that made the run, or cal.draws",
-            )
-        tail = 0.5 * (1.0 - _probability(interval))
+        model = self._require_model()
+        tail = 0.5 * (1.0 - probability("interval", interval))
         index = X_new.index if isinstance(X_new, pd.DataFrame) else None
         if isinstance(X_new, pd.DataFrame) and self.design is not None:
             if offset is not None:
@@ -138,12 +141,12 @@ class Calibration:
                 f"{x.shape[1]} columns",
                 "match the fitted columns",
             )
-        mean = self.model.mean_response(x, shift, self.chains.flat())
-        estimate = self.model.mean_response(x, shift, np.atleast_2d(self.fit.params))[0]
+        mean = model.mean_response(x, shift, self.chains.flat())
+        estimate = model.mean_response(x, shift, self.fit.theta[None])[0]
         lower, upper = np.quantile(mean, [tail, 1.0 - tail], axis=0)
         return pd.DataFrame({"estimate": estimate, "lower": lower, "upper": upper}, index=index)
 
-    def evaluate(self, function: Callable[[Any, Any], Any], data: Any, interval: float = 0.9) -> dict[str, Array]:
+    def evaluate(self, function: Callable[..., object], data: object, interval: float = 0.9) -> dict[str, Array]:
         """`function(params, observation)` at new rows, for a loss of your own: its predictions, say.
 
         Parameters
@@ -160,18 +163,12 @@ class Calibration:
         dict
             estimate (at the minimiser), lower, upper: each with the rows as leading axis.
         """
-        if not hasattr(self.model, "evaluate"):
-            loaded = self.model is None
-            raise InvalidInput(
-                "model",
-                "a loss of your own, in the session that made the run",
-                "a loaded run, which keeps no loss" if loaded else type(self.model).__name__,
-                "use cal.draws" if loaded else "for eq.glm use predict(); a loss of your own is not stored",
-            )
-        tail = 0.5 * (1.0 - _probability(interval))
-        values = self.model.evaluate(function, data, self.chains.flat())
+        from equipoise.models.general.evaluation import evaluate  # JAX is imported only by those who use it
+
+        tail = 0.5 * (1.0 - probability("interval", interval))
+        values = evaluate(self.chains.layout, function, data, self.chains.flat())
         lower, upper = np.quantile(values, [tail, 1.0 - tail], axis=0)
-        estimate = self.model.evaluate(function, data, self.tuning.center[None])[0]
+        estimate = evaluate(self.chains.layout, function, data, self.tuning.center[None])[0]
         return {"estimate": estimate, "lower": lower, "upper": upper}
 
     def to_arviz(self) -> Any:
@@ -180,11 +177,31 @@ class Calibration:
 
         return to_arviz(self)
 
+    def attach(self, model: Model | Problem, data: object = None, **reading: object) -> Calibration:
+        """The same run with a reference to its problem, after it was loaded or sent.
+
+        Parameters
+        ----------
+        model, data
+            What the run was made with: see `eq.bind`.
+        """
+        return replace(self, plan=self.plan.attach(bind(model, data, **reading)))  # type: ignore[arg-type]
+
+    def _require_model(self) -> Model:
+        if self.model is None:
+            raise InvalidInput(
+                "model",
+                "at hand for this",
+                "a loaded or sent run of a loss of your own, which cannot be kept",
+                "call attach(eq.bind(model, data)), or use cal.draws",
+            )
+        return self.model
+
     def report(self, path: str | Path, interval: float = 0.95) -> Path:
         """Write a self-contained HTML page with the tables and plots; returns its path."""
         from equipoise.report.page import write_report
 
-        return write_report(self, Path(path), _probability(interval))
+        return write_report(self, Path(path), probability("interval", interval))
 
     def save(self, path: str | Path) -> Path:
         """Write the run to one file (arrays and text, no pickle); `eq.load` reads it back."""
@@ -193,9 +210,10 @@ class Calibration:
         return save(self, Path(path))
 
 
+@checked
 def calibrate(
-    model: Any,
-    data: Any,
+    model: Model | Problem,
+    data: object = None,
     target: str | ArrayLike = "sandwich",
     ess: float = 1000,
     chains: int = 4,
@@ -203,23 +221,14 @@ def calibrate(
     *,
     sampler: str = "sgmcmc",
     refine: bool = False,
-    formula: str | None = None,
-    weights: str | None = None,
-    offset: str | None = None,
-    missing: str = "raise",
-    guard: float | str | None = "auto",
-    progress: bool = True,
-    checkpoint: str | Path | None = None,
-    threads: int | None = None,
-    storage: str = "float64",
-    **options: Any,
+    **options: Unpack[CalibrateOptions],
 ) -> Calibration:
     """Calibrated draws in one call.
 
     Parameters
     ----------
-    model, data, target, ess, chains, seed, formula, weights, offset, missing
-        See `eq.plan`.
+    model, data, target, ess, chains, seed
+        See `eq.plan`; a problem from `eq.bind` takes the place of model and data.
     sampler
         `"sgmcmc"` runs the tuned chains; `"gaussian"` draws from N(θ̂, target) at no sampling cost.
     refine
@@ -244,43 +253,44 @@ def calibrate(
     >>> cal.draws.shape[2]
     2
     """
-    if sampler not in _SAMPLERS:
-        raise InvalidInput("sampler", f"one of {', '.join(_SAMPLERS)}", repr(sampler), "use 'sgmcmc'")
-    source = table_source(data, formula, weights, offset, missing)
-    budget = plan(model, source, target, ess, chains, seed, **options)
-    found = None
+    one_of("sampler", sampler, _SAMPLERS)
+    running = options_of(Running, options, CalibrateOptions)
+    problem = bind(model, data, **vars(options_of(Reading, options, CalibrateOptions)))
+    length = options_of(Length, options, CalibrateOptions, ess=ess, chains=chains)
+    moves = options_of(Moves, options, CalibrateOptions)
+    budget = make_plan(problem, target, moves, length, seed, options.get("tuning_rows"))
+    found, planned = None, budget.problem
+    assert planned is not None  # it was just made
     if sampler == "gaussian":
-        given = options.get("draws")
-        length = max(2, int(np.ceil(ess / budget.chains))) if given is None else budget.draws
-        budget, drawn = _gaussian(budget, source, whole("seed", seed, 0, "pass an int"), length)
+        _require_chain(refine, running)
+        budget, drawn = _gaussian(budget, length, seed)
     else:
         if refine:
             tuning, found = refine_tuning(
-                budget.model, source, budget.moments, budget.tuning, seed=whole("seed", seed, 0, "pass an int"),
-                rows=budget.rows, guard=guard, progress=progress,
+                planned, budget.moments, budget.tuning, seed=seed, rows=budget.rows, guard=running.guard,
+                progress=running.progress,
             )  # fmt: skip
             budget = replace(budget, tuning=tuning)
         drawn = sample(
-            budget.model, source, budget.tuning, draws=budget.draws, chains=chains, seed=seed, thin=budget.thin,
-            burn_in=budget.burn_in, progress=progress, checkpoint=checkpoint, guard=guard, threads=threads,
-            storage=storage,
+            planned, budget.tuning, draws=budget.draws, chains=budget.chains, seed=seed, thin=budget.thin,
+            burn_in=budget.burn_in, **vars(running),
         )  # fmt: skip
-    response, design = (source.response, source.design) if isinstance(source, Rows) else ("y", None)
-    return Calibration(budget, drawn, response, design, found)
+    return Calibration(budget, drawn, problem.source.response, problem.source.design, found)
 
 
-def _gaussian(budget: Plan, source: Any, seed: int, length: int) -> tuple[Plan, Chains]:
+def _require_chain(refine: bool, running: Running) -> None:
+    for name, given, default in (("refine", refine, False), ("storage", running.storage, "float64")):
+        if given != default:
+            raise InvalidInput(name, "left out when no chain is run (sampler='gaussian')", given, f"remove {name}=")
+
+
+def _gaussian(budget: Plan, length: Length, seed: int) -> tuple[Plan, Chains]:
     """Independent draws from N(θ̂, target)."""
+    stored = length.draws or max(2, int(np.ceil(length.ess / length.chains)))
     center, root = budget.tuning.center, np.linalg.cholesky(budget.tuning.target)
-    z = np.random.default_rng(seed).standard_normal((budget.chains, length, len(center)))
-    statistics = {"steps": 0.0, "rows": 0.0, "seconds": 0.0, "guard_hits": 0.0, "guard_rate": 0.0}
-    problem = budget.model.bind(source)
-    changed = replace(budget, draws=length, thin=0, burn_in=0, ess=float(budget.chains * length), seconds=0.0)
-    draws = center + z @ root.T
-    return changed, Chains(draws, problem.names, 0, 0, seed, (), statistics, problem.unflatten, problem.variables)
-
-
-def _probability(interval: float) -> float:
-    if not (is_number(interval) and 0.0 < interval < 1.0):
-        raise InvalidInput("interval", "between 0 and 1", interval, "0.95 is a common choice")
-    return interval
+    z = np.random.default_rng(seed).standard_normal((budget.chains, stored, len(center)))
+    ess = float(budget.chains * stored)
+    changed = replace(budget, draws=stored, thin=1, burn_in=0, ess=ess, seconds=0.0, sampler="gaussian")
+    assert budget.problem is not None
+    names, layout = budget.problem.names, budget.problem.layout
+    return changed, Chains(center + z @ root.T, names, 1, 0, seed, layout, independent=True)

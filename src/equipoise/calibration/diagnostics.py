@@ -8,7 +8,8 @@ import numpy as np
 from scipy.special import ndtri
 
 from equipoise.arrays import Array
-from equipoise.sampling.run import Chains
+from equipoise.errors import InvalidInput
+from equipoise.sampling.chains import Chains
 from equipoise.theory.stationary import Stationary
 from equipoise.theory.tuning import Tuning
 
@@ -133,10 +134,18 @@ def diagnose(chains: Chains, tuning: Tuning) -> Diagnosis:
     -------
     Diagnosis
     """
+    for name, given, kind in (("chains", chains, Chains), ("tuning", tuning, Tuning)):
+        if not isinstance(given, kind):
+            remedy = "see eq.Chains.from_draws(array, tuning)"
+            raise InvalidInput(name, kind.__name__, type(given).__name__, remedy)
+    if chains.draws.shape[2] != tuning.dim:
+        raise InvalidInput(
+            "chains", f"of the tuning's {tuning.dim} parameters", f"{chains.draws.shape[2]} parameters", "match the two"
+        )
     law, draws = tuning.predicted, chains.draws
     count, length, dim = draws.shape
-    independent = chains.thin == 0
-    expected = tuning.target if independent else law.cov
+    independent = chains.independent
+    expected = tuning.target if independent else tuning.expected
     flat, sd = chains.flat(), np.sqrt(np.diag(expected))
     tau = np.array([autocorrelation_time(draws[:, :, j]) for j in range(dim)])
     ess = count * length / tau
@@ -177,7 +186,7 @@ def _covariance_check(cov: Array, predicted: Array, chains: Chains, law: Station
     # independent normal draws: E‖Σ̂−Σ‖² = (‖Σ‖² + tr(Σ)²)/T
     floor = (
         float(np.sqrt((size**2 + dim**2) / (count * length)) / size)
-        if chains.thin == 0
+        if chains.independent
         else law.covariance_floor(count * length, chains.thin, standardised=True)
     )
     error = float(np.linalg.norm(found - expected)) / size

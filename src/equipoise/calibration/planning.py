@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equipoise.checks import is_number, whole
-from equipoise.data.table import table
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.calibration.options import Length, Moves, PlanOptions, Reading, options_of
+from equipoise.checks import whole
+from equipoise.errors import EquipoiseWarning
 from equipoise.fitting.fit import Fit, fit
+from equipoise.models.binding import bind, checked
+from equipoise.models.problem import Model, Problem
+from equipoise.models.verbs import moments
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
-from equipoise.theory.dynamics import Dynamics
-from equipoise.theory.moments import Moments, moments
+from equipoise.theory.moments import Moments
 from equipoise.theory.targets import target_matrix
 from equipoise.theory.tuning import Tuning, tune
 
-__all__ = ["Plan", "plan", "resolve_batch_size", "table_source"]
+__all__ = ["Plan", "make_plan", "plan"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class Plan:
     Attributes
     ----------
     model
-        The model in use: with its estimated constant, and restricted to the directions the data identify.
+        The model in use: with its estimated constant, and restricted to the directions the data identify. None for a
+        loss of your own once the plan was saved or sent: it cannot be kept.
     fit, moments, tuning
         The minimiser, the moments there, and the step matrix.
     target_name
@@ -40,11 +43,15 @@ class Plan:
         The sampling options, per chain.
     ess
         Predicted effective draws of all chains together.
+    sampler
+        What makes the draws: `"sgmcmc"`, or `"gaussian"` for independent ones without a chain.
+    problem
+        The problem it was made for: a reference, neither saved nor pickled. `attach` brings it back.
     seconds
         Predicted time of the sampling on this machine's cores: an estimate, good to a factor of two or so.
     """
 
-    model: Any
+    model: Model | None
     fit: Fit
     moments: Moments
     tuning: Tuning
@@ -55,11 +62,13 @@ class Plan:
     burn_in: int
     ess: float
     seconds: float
+    sampler: str = "sgmcmc"
+    problem: Problem | None = field(default=None, repr=False, compare=False)
 
     @property
     def steps(self) -> int:
         """Steps per chain."""
-        return self.burn_in + self.draws * self.thin
+        return 0 if self.sampler == "gaussian" else self.burn_in + self.draws * self.thin
 
     @property
     def rows(self) -> int:
@@ -71,6 +80,23 @@ class Plan:
         """Passes over the data, by all chains."""
         return self.rows / self.moments.n
 
+    def attach(self, problem: Problem) -> Plan:
+        """The same plan with a reference to its problem."""
+        here = problem.at_constant(self.fit.constant)
+        tuning, moments = self.tuning.attach(here), self.moments.attach(here)
+        return replace(self, model=here.model, moments=moments, tuning=tuning, problem=here)
+
+    def __getstate__(self) -> dict[str, object]:
+        model = self.model if self.model is not None and self.model.portable else None
+        return {**vars(self), "problem": None, "model": model}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Plan:
+        # a copy in the same process still knows its problem
+        kept = ("model", "problem")
+        return replace(
+            self, **{f.name: deepcopy(getattr(self, f.name), memo) for f in fields(self) if f.name not in kept}
+        )
+
     def __str__(self) -> str:
         dynamics = self.tuning.dynamics
         lines = [
@@ -80,7 +106,7 @@ class Plan:
             f"dynamics          momentum {dynamics.momentum:g}, inverse temperature {dynamics.inverse_temperature:g}",
             f"autocorrelation   {self.tuning.predicted.iact():.1f} steps, worst direction",
             f"chains            {self.chains} of {self.steps:,} steps (burn-in {self.burn_in:,}, one draw every {self.thin})"
-            if self.thin
+            if self.sampler != "gaussian"
             else f"draws             {self.chains} x {self.draws:,}, independent, from N(estimate, target)",
             f"cost              {self.rows:,} rows, {self.passes:,.1f} passes over the data",
             f"effective draws   {self.ess:,.0f} predicted",
@@ -89,35 +115,22 @@ class Plan:
         return "\n".join(lines)
 
 
+@checked
 def plan(
-    model: Any,
-    data: Any,
+    model: Model | Problem,
+    data: object = None,
     target: str | ArrayLike = "sandwich",
     ess: float = 1000,
     chains: int = 4,
     seed: int = 0,
-    *,
-    formula: str | None = None,
-    weights: str | None = None,
-    offset: str | None = None,
-    missing: str = "raise",
-    batch_size: int | str = "auto",
-    momentum: float = 0.0,
-    inverse_temperature: float = np.inf,
-    replacement: bool = True,
-    proxy: str = "dq-exact",
-    structure: str = "full",
-    tuning_rows: int | None = None,
-    draws: int | None = None,
-    thin: int | str = "auto",
-    burn_in: int | str = "auto",
+    **options: Unpack[PlanOptions],
 ) -> Plan:
     """Fit, tune and budget a run without sampling.
 
     Parameters
     ----------
     model
-        From `eq.glm`.
+        From `eq.glm` or `eq.Model`, or a problem from `eq.bind`.
     data
         `(X, y)`, a source from `eq.data`, or a DataFrame or file path together with `formula`.
     target
@@ -142,64 +155,43 @@ def plan(
     -------
     Plan
     """
-    source = table_source(data, formula, weights, offset, missing)
-    chains = whole("chains", chains, 1, "pass a positive int")
-    if not (is_number(ess) and 1 <= ess < np.inf):
-        raise InvalidInput("ess", "a finite number, at least 1", repr(ess), "ask for a positive number")
-    fitted = fit(model, source, tuning_rows=tuning_rows, seed=seed)
-    # a scale estimated on the tuning rows is the scale of everything that follows
-    model = model.at_constant(fitted.constant)
+    reading = options_of(Reading, options, PlanOptions)
+    problem = bind(model, data, **vars(reading))
+    moves = options_of(Moves, options, PlanOptions)
+    length = options_of(Length, options, PlanOptions, ess=ess, chains=chains)
+    return make_plan(problem, target, moves, length, seed, options.get("tuning_rows"))
+
+
+def make_plan(
+    problem: Problem, target: str | ArrayLike, moves: Moves, length: Length, seed: int, tuning_rows: int | None
+) -> Plan:
+    """The plan of a bound problem."""
+    seed = whole("seed", seed, 0, "pass an int")
+    fitted = fit(problem, tuning_rows=tuning_rows, seed=seed)
+    # a constant estimated by the fit is that of everything that follows
+    problem = problem.at_constant(fitted.constant)
     if fitted.flat is not None:
-        model, fitted = _identified(model, source, fitted, tuning_rows, seed)
-    found = moments(model, source, fitted.params, tuning_rows=tuning_rows, seed=seed)
-    size = resolve_batch_size(batch_size, found.n)
-    dynamics = Dynamics(size, momentum, inverse_temperature, replacement)
-    tuning = tune(found, target_matrix(target, found), dynamics, proxy, structure)
-    every, discard = resolve_thin(thin, tuning), resolve_burn_in(burn_in, tuning)
+        problem, fitted = _identified(problem, fitted)
+    found = moments(problem, fitted, tuning_rows=tuning_rows, seed=seed)
+    dynamics = moves.dynamics(found.n)
+    tuning = tune(found, target_matrix(target, found), dynamics, moves.proxy, moves.structure)
+    every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = max(1.0, tuning.predicted.iact())
-    stored = (
-        max(2, int(np.ceil(ess * iact / chains / every)))
-        if draws is None
-        else whole("draws", draws, 1, "leave it out", "None or ")
-    )
+    stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
     return Plan(
-        model=model,
+        model=problem.model,
         fit=fitted,
         moments=found,
         tuning=tuning,
         target_name=target if isinstance(target, str) else "given matrix",
-        chains=chains,
+        chains=length.chains,
         draws=stored,
         thin=every,
         burn_in=discard,
-        ess=chains * stored * every / iact,
-        seconds=_predicted_seconds(chains, discard + stored * every, size, found.dim),
+        ess=length.chains * stored * every / iact,
+        seconds=_predicted_seconds(length.chains, discard + stored * every, dynamics.batch_size, found.dim),
+        problem=problem,
     )
-
-
-def resolve_batch_size(batch_size: int | str, n: int) -> int:
-    """Rows per step: as given, or for `"auto"` a twentieth of the data, between 8 and 1000 rows."""
-    if batch_size == "auto":
-        return min(n, max(8, min(n // 20, 1000)))
-    if isinstance(batch_size, str):
-        raise InvalidInput("batch_size", "'auto' or a whole number", repr(batch_size), "use 'auto'")
-    return batch_size
-
-
-def table_source(data: Any, formula: str | None, weights: str | None, offset: str | None, missing: str) -> Any:
-    """The data as rows when a formula says how; as they are otherwise."""
-    if formula is not None:
-        return table(data, formula, weights=weights, offset=offset, missing=missing)
-    if isinstance(data, (str, Path)) or hasattr(data, "columns"):
-        raise InvalidInput("formula", "given for a table", None, "pass formula='y ~ x', or (X, y) arrays")
-    if weights is not None or offset is not None:
-        raise InvalidInput(
-            "weights, offset",
-            "column names that go with a formula",
-            "no formula",
-            "use eq.data.rows(X, y, weights=...)",
-        )
-    return data
 
 
 def _predicted_seconds(chains: int, steps: int, batch: int, dim: int) -> float:
@@ -208,15 +200,16 @@ def _predicted_seconds(chains: int, steps: int, batch: int, dim: int) -> float:
     return rounds * steps * (4e-7 + batch * (1e-8 + 4e-10 * dim))
 
 
-def _identified(model: Any, source: Any, fitted: Fit, tuning_rows: int | None, seed: int) -> tuple[Any, Fit]:
+def _identified(problem: Problem, fitted: Fit) -> tuple[Problem, Fit]:
     """Leave out the directions along which the loss is flat, and say so."""
     assert fitted.flat is not None
-    restricted = model.identified(source, fitted.params, tuning_rows, seed)
+    restricted = problem.identified(fitted.theta)
+    flat, curved = len(fitted.flat), len(restricted.names)
     warnings.warn(
-        f"the loss is flat along {len(fitted.flat)} of {len(fitted.flat) + restricted.structure.dim} directions at its "
-        "minimiser (symmetries or redundant parameters): the run is restricted to the others, and draws are coordinates "
-        "along them; chains.tree() has the parameters. Use prior_precision=... to identify all of them instead.",
+        f"the loss is flat along {flat} of {flat + curved} directions at its minimiser (symmetries or redundant "
+        "parameters): the run is restricted to the others, and draws are coordinates along them; chains.tree() has the "
+        "parameters. Use prior_precision=... to identify all of them instead.",
         EquipoiseWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
-    return restricted, replace(fitted, flat=None)
+    return restricted, replace(fitted, flat=None, theta=restricted.flatten(fitted.params))

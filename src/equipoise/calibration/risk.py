@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.checks import positive
 from equipoise.errors import InvalidInput, UnstableStep
 from equipoise.fitting.fit import Fit, fit
+from equipoise.models.binding import bind, verb
+from equipoise.models.problem import Problem
+from equipoise.models.verbs import moments, settle
 from equipoise.theory.dynamics import Dynamics
-from equipoise.theory.moments import moments
 from equipoise.theory.risk import ExpectedLoss, expected_loss
 from equipoise.theory.stationary import Stationary, stationary
-
-if TYPE_CHECKING:
-    from equipoise.models.glm import GLM
 
 __all__ = ["Optimum", "expected_test_loss", "optimal_batch_size", "optimal_weight_decay"]
 
@@ -43,7 +42,8 @@ class Optimum:
     losses: Array
 
 
-def expected_test_loss(model: GLM, test_data: Any, fit: Fit, law: Stationary) -> ExpectedLoss:
+@verb
+def expected_test_loss(problem: Problem, fit: Fit, law: Stationary) -> ExpectedLoss:
     """Expected mean loss of the chain's iterates on test data, without running it.
 
     ``E L_test(θ) = L_test(θ̂) + ∇L_testᵀ bias + ½ tr(∇²L_test Σ)`` (theory eq. 7.2), in the units of the loss: for the
@@ -51,10 +51,8 @@ def expected_test_loss(model: GLM, test_data: Any, fit: Fit, law: Stationary) ->
 
     Parameters
     ----------
-    model
-        The model that was fitted.
-    test_data
-        Data of the same kind as the model was fitted to.
+    problem
+        The model that was fitted with test data of the same kind, or a problem bound to them.
     fit, law
         The minimiser and the stationary law of the chain around it.
 
@@ -63,16 +61,14 @@ def expected_test_loss(model: GLM, test_data: Any, fit: Fit, law: Stationary) ->
     ExpectedLoss
         Its value and parts; `float()` gives the value.
     """
-    plain = replace(model.at_constant(fit.constant), prior_precision=np.zeros(()), prior_mean=np.zeros(()))
-    problem = plain.bind(test_data)
-    theta = problem.flatten(fit.params)
-    return expected_loss(*problem.derivatives(theta), law)
+    here, params = settle(problem.without_prior(), fit)
+    return expected_loss(*here.derivatives(here.flatten(params), 2), law)
 
 
+@verb
 def optimal_weight_decay(
-    model: GLM,
-    data: Any,
-    test_data: Any,
+    problem: Problem,
+    test_data: object,
     step: ArrayLike,
     dynamics: Dynamics,
     *,
@@ -83,10 +79,11 @@ def optimal_weight_decay(
 
     Parameters
     ----------
-    model
-        Its own prior precision is replaced; its prior mean is kept.
-    data, test_data
-        Training and test data.
+    problem
+        The model with its training data, or a problem bound to them; its own prior precision is replaced, its prior mean
+        is kept.
+    test_data
+        Test data of the same kind.
     step, dynamics
         The chain whose test loss is asked for.
     low, high
@@ -96,32 +93,33 @@ def optimal_weight_decay(
     -------
     Optimum
     """
-    base = model if model.constant is not None else model.at_constant(fit(_decayed(model, 0.0), data).constant)
+    base = problem.at_constant(fit(problem.with_precision(0.0)).constant)
+    test = bind(base.model, test_data)
     if high is None:
-        start = fit(_decayed(base, 0.0), data)
-        found = moments(_decayed(base, 0.0), data, start.params)
+        plain = base.with_precision(0.0)
+        found = moments(plain, fit(plain))
         high = found.n * float(np.linalg.eigvalsh(found.hessian)[-1])
     if not 0.0 < low < high:
         raise InvalidInput("low, high", "positive and ascending", f"{low}, {high}", "for example low=0.001, high=1000")
 
     def loss(gamma: float) -> float:
-        decayed = _decayed(base, gamma)
-        fitted = fit(decayed, data)
+        decayed = base.with_precision(gamma)
+        fitted = fit(decayed)
         try:
-            law = stationary(moments(decayed, data, fitted.params), step, dynamics)
+            law = stationary(moments(decayed, fitted), step, dynamics)
         except UnstableStep:
             return np.inf
-        return expected_test_loss(decayed, test_data, fitted, law).value
+        return expected_test_loss(test, fitted, law).value
 
     grid = np.concatenate([[0.0], np.geomspace(low, high, 41)])
     losses = np.array([loss(g) for g in grid])
     return _refined(loss, grid, losses)
 
 
+@verb
 def optimal_batch_size(
-    model: GLM,
-    data: Any,
-    test_data: Any,
+    problem: Problem,
+    test_data: object,
     step: ArrayLike,
     dynamics: Dynamics,
     *,
@@ -134,7 +132,7 @@ def optimal_batch_size(
 
     Parameters
     ----------
-    model, data, test_data, step
+    problem, test_data, step
         As for `optimal_weight_decay`.
     dynamics
         Its batch size is replaced.
@@ -145,16 +143,15 @@ def optimal_batch_size(
     -------
     Optimum
     """
-    if not tolerance > 0.0:
-        raise InvalidInput("tolerance", "positive", tolerance, "0.01 accepts one per cent more than the best loss")
-    fitted = fit(model, data)
-    found = moments(model, data, fitted.params)
+    tolerance = positive("tolerance", tolerance, "0.01 accepts one per cent more than the best loss")
+    fitted = fit(problem)
+    found, test = moments(problem, fitted), bind(problem.model, test_data)
     grid = np.unique(np.geomspace(1, found.n, 60).astype(int))
     losses = np.empty(len(grid))
     for i, size in enumerate(grid):
         try:
             law = stationary(found, step, replace(dynamics, batch_size=int(size)))
-            losses[i] = expected_test_loss(model, test_data, fitted, law).value
+            losses[i] = expected_test_loss(test, fitted, law).value
         except UnstableStep:
             losses[i] = np.inf
     best = losses.min()
@@ -162,10 +159,6 @@ def optimal_batch_size(
         raise InvalidInput("step", "stable for some batch size", step, "use a smaller step: see eq.max_stable_step")
     enough = int(np.argmax(losses <= best + tolerance * abs(best)))
     return Optimum(float(grid[enough]), float(losses[enough]), grid.astype(np.float64), losses)
-
-
-def _decayed(model: GLM, gamma: float) -> GLM:
-    return replace(model, prior_precision=np.asarray(gamma, dtype=np.float64))
 
 
 def _refined(loss: Callable[[float], float], grid: Array, losses: Array) -> Optimum:

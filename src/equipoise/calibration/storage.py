@@ -1,27 +1,33 @@
-"""Saving and loading a calibration: one zip file of arrays and a JSON header, no pickle."""
+"""Saving and loading a calibration whole: one file of arrays and a JSON header, no pickle, no rows."""
 
 from __future__ import annotations
 
 import json
 import zipfile
 import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from equipoise.arrays import Array
 from equipoise.calibration.calibration import Calibration
 from equipoise.calibration.planning import Plan
 from equipoise.data.table import Design
+from equipoise.engines.engine import ChainState
 from equipoise.errors import InvalidInput
 from equipoise.families.divergence import Beta
 from equipoise.families.family import FAMILIES
 from equipoise.families.robust import Huber, Pinball, StudentT
-from equipoise.fitting.fit import Fit
-from equipoise.models.glm import GLM
+from equipoise.fitting.certificate import Fit
+from equipoise.models.glm import GLM, Divergence
+from equipoise.models.layout import FlatLayout, Skeleton
+from equipoise.models.problem import Layout, Model
+from equipoise.sampling.chains import Chains
 from equipoise.sampling.refinement import Pilot, Refinement
-from equipoise.sampling.run import Chains
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.moments import Moments
 from equipoise.theory.stationary import Stationary
@@ -29,41 +35,25 @@ from equipoise.theory.tuning import Tuning
 
 __all__ = ["load", "save"]
 
-_FORMAT = 1
+_FORMAT = 2
 # what numpy, zipfile and zlib raise on a file that is damaged or of another kind
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 _FIT = ("gradient_norm", "converged", "iterations", "loss", "condition", "constant")
-_DIVERGENCES: dict[str, Any] = {kind.__name__: kind for kind in (Beta, Huber, Pinball, StudentT)}
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
+_LAW = ("cov", "gradient_noise", "score_noise", "mean_bias")
+_TUNING = ("residual", "proxy", "structure", "distance")
+_PLAN = ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds", "sampler")
+_CHAINS = ("names", "thin", "burn_in", "seed", "statistics", "independent")
+_DIVERGENCES: dict[str, Callable[..., Divergence]] = {kind.__name__: kind for kind in (Beta, Huber, Pinball, StudentT)}
+
+T = TypeVar("T")
+Header = dict[str, object]
+Arrays = dict[str, NDArray[np.generic]]
 
 
 def save(calibration: Calibration, path: Path) -> Path:
     """Write a calibration; the rows of the data are not kept."""
-    plan, chains = calibration.plan, calibration.chains
-    tuning, law = plan.tuning, plan.tuning.predicted
-    header = {
-        "format": _FORMAT,
-        "model": _model_header(calibration.model),
-        "fit": {k: getattr(plan.fit, k) for k in _FIT},
-        "moments": {"n": plan.moments.n, "noise_ratio": plan.moments.noise_ratio},
-        "dynamics": asdict(tuning.dynamics),
-        "tuning": {k: getattr(tuning, k) for k in ("residual", "proxy", "structure", "distance")},
-        "plan": {k: getattr(plan, k) for k in ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds")},
-        "chains": {k: getattr(chains, k) for k in ("names", "thin", "burn_in", "seed", "statistics", "variables")},
-        "response": calibration.response,
-        "design": _design_header(calibration.design),
-        "refinement": None if calibration.refinement is None else asdict(calibration.refinement),
-    }
-    arrays = {
-        **{f"moments.{name}": getattr(plan.moments, name) for name in _MOMENTS},
-        **{f"law.{name}": getattr(law, name) for name in ("cov", "gradient_noise", "score_noise", "mean_bias")},
-        "step": tuning.step,
-        "target": tuning.target,
-        **({} if tuning.internal is None else {"internal": tuning.internal}),
-        "draws": chains.draws,
-    }
-    if isinstance(calibration.model, GLM):
-        arrays |= {"prior_precision": calibration.model.prior_precision, "prior_mean": calibration.model.prior_mean}
+    header, arrays = _described(calibration)
     try:
         text = json.dumps(header)
     except TypeError as error:
@@ -72,12 +62,12 @@ def save(calibration: Calibration, path: Path) -> Path:
         ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as stream:
-        np.savez_compressed(stream, header=np.array(text), **arrays)
+        np.savez_compressed(stream, allow_pickle=False, header=np.array(text), **arrays)
     return path
 
 
 def load(path: str | Path) -> Calibration:
-    """Read a calibration written by `Calibration.save`.
+    """Read a calibration written by `Calibration.save`, whole but for its rows: `attach` brings a problem back.
 
     Raises
     ------
@@ -91,73 +81,153 @@ def load(path: str | Path) -> Calibration:
             header = json.loads(str(stored["header"]))
             if header["format"] != _FORMAT:
                 raise ValueError(f"format {header['format']} is not one this version reads")
-            return _restored(header, stored)
+            return _restored(header, {name: stored[name] for name in stored.files})
     except _UNREADABLE as error:
         raise InvalidInput("path", "a file written by save()", f"{file.name}: {error}", "check the path") from error
 
 
-def _restored(header: dict[str, Any], stored: Any) -> Calibration:
-    dynamics = Dynamics(**header["dynamics"])
-    names = tuple(header["chains"]["names"])
+def _described(cal: Calibration) -> tuple[Header, Arrays]:
+    """All of a calibration as JSON and arrays."""
+    plan, chains, tuning, law = cal.plan, cal.chains, cal.tuning, cal.tuning.predicted
+    frame, parts = _layout_parts(chains.layout)
+    model, prior = _model_parts(cal.model)
+    header: Header = {
+        "format": _FORMAT,
+        "model": model,
+        "fit": _picked(plan.fit, _FIT),
+        "moments": _picked(plan.moments, ("n", "noise_ratio", "names", "constant")),
+        "dynamics": asdict(tuning.dynamics),
+        "tuning": _picked(tuning, _TUNING),
+        "plan": _picked(plan, _PLAN),
+        "chains": _picked(chains, _CHAINS),
+        "state": [{"step": state.step, "hits": state.hits} for state in chains.state],
+        "layout": frame,
+        "response": cal.response,
+        "design": None if cal.design is None else _picked(cal.design, ("formula", "template", "offset", "stateful")),
+        "refinement": None if cal.refinement is None else asdict(cal.refinement),
+    }
+    arrays = {
+        "theta": plan.fit.theta,
+        "draws": chains.draws,
+        "step": tuning.step,
+        "target": tuning.target,
+        **{f"moments.{name}": getattr(plan.moments, name) for name in _MOMENTS},
+        **{f"law.{name}": getattr(law, name) for name in _LAW},
+        **({} if tuning.internal is None else {"internal": tuning.internal}),
+        **({} if plan.fit.flat is None else {"flat": plan.fit.flat}),
+        **{f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in ("position", "velocity", "rng")},
+        **parts,
+        **prior,
+    }
+    return header, arrays
+
+
+def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
+    layout = _layout(_member(header, "layout", dict), _member(header, "chains", dict)["names"], stored)
+    about = _member(header, "moments", dict)
     moments = Moments(
-        **header["moments"],
-        **{name: stored[f"moments.{name}"] for name in _MOMENTS},
-        curvature=None,
-        names=names,
+        **{**about, "names": tuple(about["names"])},
+        **{name: _floats(stored, f"moments.{name}") for name in _MOMENTS},
     )
-    law = Stationary(
-        cov=stored["law.cov"],
-        step=stored["step"],
-        hessian=moments.hessian,
-        gradient_noise=stored["law.gradient_noise"],
-        score_noise=stored["law.score_noise"],
-        bias=stored["law.mean_bias"],
-        dynamics=dynamics,
-        proxy=header["tuning"]["proxy"],
-    )
+    dynamics, words = Dynamics(**_member(header, "dynamics", dict)), _member(header, "tuning", dict)
+    cov, gradient_noise, score_noise, bias = (_floats(stored, f"law.{name}") for name in _LAW)
+    step = _floats(stored, "step")
+    law = Stationary(cov, step, gradient_noise, score_noise, dynamics, words["proxy"], moments, bias)
+    internal = _floats(stored, "internal") if "internal" in stored else None
     tuning = Tuning(
-        step=stored["step"], dynamics=dynamics, target=stored["target"], predicted=law, center=moments.params,
-        internal=stored.get("internal"), **header["tuning"],
-    )  # fmt: skip
-    plan = Plan(
-        model=_model(header["model"], stored),
-        fit=Fit(params=moments.params, **header["fit"]),
-        moments=moments,
-        tuning=tuning,
-        **header["plan"],
+        step=step, dynamics=dynamics, target=_floats(stored, "target"), predicted=law, internal=internal, **words
     )
-    variables = tuple((name, tuple(shape)) for name, shape in header["chains"]["variables"])
-    chains = Chains(draws=stored["draws"], state=(), **{**header["chains"], "names": names, "variables": variables})
-    design = header["design"]
-    found = header["refinement"]
+    theta, flat = _floats(stored, "theta"), _floats(stored, "flat") if "flat" in stored else None
+    fit = Fit(theta=theta, flat=flat, params=layout.unflatten(theta), **_member(header, "fit", dict))
+    plan = Plan(
+        model=_model(header["model"], stored), fit=fit, moments=moments, tuning=tuning, **_member(header, "plan", dict)
+    )
+    about = _member(header, "chains", dict)
+    chains = Chains(
+        draws=_floats(stored, "draws"),
+        layout=layout,
+        state=_states(_member(header, "state", list), stored),
+        **{**about, "names": tuple(about["names"])},
+    )
+    design, found = header["design"], header["refinement"]
     return Calibration(
         plan,
         chains,
-        header["response"],
-        None if design is None else Design(spec=None, **design),
-        None if found is None else Refinement(tuple(Pilot(**p) for p in found["pilots"]), found["words"]),
+        _member(header, "response", str),
+        None if design is None else Design(spec=None, **_member(header, "design", dict)),
+        None if found is None else _refinement(_member(header, "refinement", dict)),
     )
 
 
-def _model_header(model: Any) -> dict[str, Any] | None:
-    """A GLM in words; a loss of the user's own cannot be kept without pickle."""
+def _picked(thing: object, names: tuple[str, ...]) -> Header:
+    return {name: getattr(thing, name) for name in names}
+
+
+def _member(header: Mapping[str, object], name: str, kind: type[T]) -> T:
+    value = header[name]
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {type(value).__name__}, not {kind.__name__}")
+    return value
+
+
+def _floats(stored: Arrays, name: str) -> Array:
+    array = stored[name]
+    if array.dtype != np.float64:
+        raise ValueError(f"{name} is {array.dtype}, not float64")
+    return cast(Array, array)
+
+
+def _states(words: list[dict[str, int]], stored: Arrays) -> tuple[ChainState, ...]:
+    return tuple(
+        ChainState(
+            _floats(stored, f"state.{k}.position"),
+            _floats(stored, f"state.{k}.velocity"),
+            cast(NDArray[np.uint64], stored[f"state.{k}.rng"]),
+            **counts,
+        )
+        for k, counts in enumerate(words)
+    )
+
+
+def _refinement(words: dict[str, object]) -> Refinement:
+    return Refinement(tuple(Pilot(**pilot) for pilot in _member(words, "pilots", list)), _member(words, "words", str))
+
+
+def _layout_parts(layout: Layout) -> tuple[Header, Arrays]:
+    """A layout in plain containers; constants and a subspace are arrays."""
+    kept = layout.skeleton()
+    if not isinstance(kept, Skeleton):
+        return {"frame": None}, {}
+    arrays: Arrays = {f"layout.{k}": array for k, array in kept.constants.items()}
+    if kept.origin is not None and kept.basis is not None:
+        arrays |= {"layout.origin": kept.origin, "layout.basis": kept.basis}
+    return {"frame": kept.frame, "trained": kept.trained, "constants": list(kept.constants)}, arrays
+
+
+def _layout(words: Mapping[str, object], names: list[str], stored: Arrays) -> Layout:
+    if words["frame"] is None:
+        return FlatLayout(tuple(names))
+    trained = tuple((name, tuple(shape), number) for name, shape, number in _member(words, "trained", list))
+    constants = {number: stored[f"layout.{number}"] for number in _member(words, "constants", list)}
+    origin, basis = (stored.get(f"layout.{name}") for name in ("origin", "basis"))
+    frame = _member(words, "frame", dict)
+    return Skeleton(frame, trained, constants, cast(Array | None, origin), cast(Array | None, basis))
+
+
+def _model_parts(model: Model | None) -> tuple[Header | None, Arrays]:
+    """A GLM in words and its prior; a loss of the user's own cannot be kept without pickle."""
     if not isinstance(model, GLM):
-        return None
+        return None, {}
     robust = model.divergence
     words = None if robust is None else {"kind": type(robust).__name__, **vars(robust)}
-    return {"family": model.family.name, "constant": model.constant, "divergence": words}
+    header = {"family": model.family.name, "constant": model.constant, "divergence": words}
+    return header, {"prior_precision": model.prior_precision, "prior_mean": model.prior_mean}
 
 
-def _model(header: dict[str, Any] | None, stored: Any) -> GLM | None:
-    if header is None:
+def _model(header: object, stored: Arrays) -> GLM | None:
+    if not isinstance(header, dict):
         return None
     words = dict(header["divergence"] or {})
     robust = _DIVERGENCES[words.pop("kind")](**words) if words else None
-    prior = (stored["prior_precision"], stored["prior_mean"])
+    prior = (_floats(stored, "prior_precision"), _floats(stored, "prior_mean"))
     return GLM(FAMILIES[header["family"]], header["constant"], *prior, robust)
-
-
-def _design_header(design: Design | None) -> dict[str, Any] | None:
-    if design is None:
-        return None
-    return {k: getattr(design, k) for k in ("formula", "template", "offset", "stateful")}

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.arrays import Array
-from equipoise.checks import whole
+from equipoise.arrays import Array, Index
+from equipoise.data.source import chosen_rows, ordered_reduce
 from equipoise.errors import InvalidInput
+from equipoise.linalg import Sums, blocks
 
 if TYPE_CHECKING:
     from equipoise.data.table import Design
 
-__all__ = ["Rows", "as_rows", "rows"]
+__all__ = ["Columns", "Rows", "as_rows", "rows"]
+
+# Numbers that a pass makes of one block of columns: the largest intermediate.
+_COLUMN_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Rows:
         """Number of columns."""
         return self.x.shape[1]
 
-    def take(self, index: NDArray[np.intp] | slice) -> Rows:
+    def take(self, index: Index | slice) -> Rows:
         """The rows at `index`; for a slice, views of them."""
         return replace(
             self,
@@ -65,18 +70,90 @@ class Rows:
             offset=None if self.offset is None else self.offset[index],
         )
 
-    def subsample(self, size: int, seed: int) -> Rows:
-        """`size` rows drawn without replacement, in their original order."""
-        size = whole("tuning_rows", size, 1, "pass an int such as 10_000")
-        if size > self.n:
-            raise InvalidInput(
-                "tuning_rows",
-                f"between 1 and the number of rows, {self.n}",
-                size,
-                "choose a size in that range",
-            )
-        index = np.random.default_rng(seed).choice(self.n, size=size, replace=False)
-        return self.take(np.sort(index))
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """Blocks of one source, one after the other."""
+        first = parts[0]
+        weights = [part.weights for part in parts if part.weights is not None]
+        offset = [part.offset for part in parts if part.offset is not None]
+        return replace(
+            first,
+            x=np.concatenate([part.x for part in parts]),
+            y=np.concatenate([part.y for part in parts]),
+            weights=np.concatenate(weights) if weights else None,
+            offset=np.concatenate(offset) if offset else None,
+        )
+
+    def blocks(self, width: int | None = None) -> Iterator[Rows]:
+        """Views of the rows that stay in cache while a pass uses them."""
+        for block in blocks(self.n, max(self.dim, width or 0)):
+            yield self.take(block)
+
+    def reduce(self, f: Callable[[Rows], Sums], width: int | None = None) -> Sums:
+        """Σ f(block) on all cores, in a fixed order."""
+        return ordered_reduce(list(self.blocks(width)), f)
+
+    def sample(self, count: int, seed: int) -> Rows:
+        """`count` rows drawn without replacement, in their original order."""
+        return self.take(chosen_rows(self.n, count, seed))
+
+    def fingerprint(self) -> str:
+        """A digest of every number."""
+        return _digest([self.x, self.y, self.weights, self.offset])
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """N observations of any kind: arrays with one leading axis, for losses that look at a row themselves.
+
+    Attributes
+    ----------
+    leaves
+        The arrays.
+    names
+        One name per array.
+    """
+
+    leaves: tuple[NDArray[np.generic], ...]
+    names: tuple[str, ...]
+    response: str = "y"
+    design: Design | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return int(self.leaves[0].shape[0])
+
+    def take(self, index: Index | slice) -> Columns:
+        """The rows at `index`; for a slice, views of them."""
+        return replace(self, leaves=tuple(leaf[index] for leaf in self.leaves))
+
+    def blocks(self, width: int | None = None) -> Iterator[Columns]:
+        """Views of the rows, at most `width` numbers to be made of each."""
+        size = max(1, min(self.n, _COLUMN_ELEMENTS // max(1, width or 1)))
+        for start in range(0, self.n, size):
+            yield self.take(slice(start, min(self.n, start + size)))
+
+    def reduce(self, f: Callable[[Columns], Sums], width: int | None = None) -> Sums:
+        """Σ f(block) in a fixed order, one block after the other: what looks at such rows has threads of its own."""
+        return ordered_reduce(list(self.blocks(width)), f, threads=1)
+
+    def sample(self, count: int, seed: int) -> Columns:
+        """`count` rows drawn without replacement, in their original order."""
+        return self.take(chosen_rows(self.n, count, seed))
+
+    def fingerprint(self) -> str:
+        """A digest of every number."""
+        return _digest(self.leaves)
+
+
+def _digest(arrays: Iterable[NDArray[np.generic] | None]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(b"none" if array is None else f"{array.dtype} {array.shape}".encode())
+        if array is not None:
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def rows(

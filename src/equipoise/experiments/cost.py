@@ -15,6 +15,7 @@ from equipoise.experiments.designs import boston, german, linear
 from equipoise.experiments.entry import Entry, Job, Scale
 from equipoise.experiments.measure import row
 from equipoise.experiments.numbers import Claim, Numbers, short, tell
+from equipoise.linalg import symmetric
 
 __all__ = ["ENTRY", "formula", "powell", "spread_of_any_step"]
 
@@ -125,7 +126,7 @@ def spread_of_any_step(moments: eq.Moments, step: Array, dynamics: eq.Dynamics) 
     for k in range(dim * dim):
         unit = np.zeros((dim, dim))
         unit.flat[k] = 1.0
-        S = 0.5 * (unit + unit.T)
+        S = symmetric(unit)
         system[:, k] -= (A @ S @ A.T + b * step @ moments.curvature_noise(S) @ step.T).ravel()
     source = (b * step @ moments.score_cov @ step.T).ravel()
     return np.asarray(np.linalg.solve(system, source), dtype=np.float64).reshape(dim, dim)

@@ -76,6 +76,15 @@ class Family:
     third_bound: Callable[[Array, Array], Array] | None
     exponential_mean: bool
 
+    def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
+        # families are known by name: their functions need not travel
+        return family_named, (self.name,)
+
+
+def family_named(name: str) -> Family:
+    """The family of that name."""
+    return FAMILIES[name]
+
 
 def exp(x: Any) -> Any:
     """The exponential. The engines put one in its place that the compiler can compute four at a time."""

@@ -32,7 +32,7 @@ def to_arviz(calibration: Calibration) -> Any:
             "arviz", "installed for to_arviz()", "no such package", "run: pip install 'equipoise[arviz]'"
         ) from error
     posterior, start = {}, 0
-    for name, shape in calibration.chains.variables or tuple((name, ()) for name in calibration.names):
+    for name, shape in calibration.chains.layout.variables:
         stop = start + prod(shape)
         posterior[name] = calibration.draws[:, :, start:stop].reshape(*calibration.draws.shape[:2], *shape)
         start = stop

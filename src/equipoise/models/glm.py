@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
-from equipoise.checks import is_number
+from equipoise.checks import finite_array, one_of, positive
 from equipoise.data.arrays import as_rows
 from equipoise.errors import InvalidInput
 from equipoise.families.family import FAMILIES, Family, ScalarLoss
 from equipoise.linalg import symmetric
 from equipoise.models.linear import LinearProblem
+from equipoise.models.problem import Title
 
 __all__ = ["GLM", "Divergence", "glm"]
 
@@ -32,7 +34,7 @@ class Divergence(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class GLM:
     """A generalised linear model with a Gaussian prior; make one with `eq.glm`.
 
@@ -54,7 +56,31 @@ class GLM:
     prior_mean: Array
     divergence: Divergence | None = None
 
-    def bind(self, data: Any) -> LinearProblem:
+    @property
+    def open(self) -> bool:
+        """Whether the constant is still to be estimated from residuals."""
+        return self.constant is None and self.family.parameter is not None
+
+    @cached_property
+    def loss(self) -> ScalarLoss:
+        """The loss of one row; its constant must be settled."""
+        assert not self.open, "the constant is still open"
+        if self.divergence is not None:
+            return self.divergence.loss(self.family, self.constant)
+        return self.family.loss if self.constant is None else replace(self.family.loss, p=(self.constant,))
+
+    @property
+    def title(self) -> Title:
+        """Its family, with the divergence if there is one."""
+        name = self.family.name if self.divergence is None else f"{self.family.name}, {self.divergence}"
+        return Title("Family", name, self.constant)
+
+    @property
+    def portable(self) -> bool:
+        """It is made of numbers and names."""
+        return True
+
+    def bind(self, data: object) -> LinearProblem:
         """Check the response and the prior against the data.
 
         Raises
@@ -62,25 +88,31 @@ class GLM:
         InvalidInput
             If the response is outside the family's range or the prior does not fit the columns.
         """
-        rows = as_rows(data)
-        bad = np.flatnonzero(~self.family.valid(rows.y))
-        if bad.size:
+        source = as_rows(data)
+        start, bad, first = 0, 0, ""
+        for rows in source.blocks():
+            found = np.flatnonzero(~self.family.valid(rows.y))
+            if found.size and not bad:
+                first = f"{rows.y[found[0]]:g} at row {start + found[0]}"
+            start, bad = start + rows.n, bad + found.size
+        if bad:
             raise InvalidInput(
-                rows.response,
+                source.response,
                 f"{self.family.requirement} for the {self.family.name} family",
-                f"{rows.y[bad[0]]:g} at row {bad[0]} ({bad.size} such rows)",
+                f"{first} ({bad} such rows)",
                 "recode the response or choose another family",
             )
-        return LinearProblem(self, rows, rows.n, self._precision(rows.dim), self._mean(rows.dim))
-
-    def at_constant(self, constant: float | None) -> GLM:
-        """The model with its constant fixed, as found by a fit."""
-        return self if constant is None else replace(self, constant=constant)
+        dim = len(source.names)
+        return LinearProblem(self, source, source.n, self._precision(dim), self._mean(dim))
 
     def mean_response(self, x: Array, offset: Array | None, params: Array) -> Array:
         """The mean response at rows `x` for each of many parameter vectors, (vectors, rows)."""
         eta = params @ x.T
         return self.family.mean(eta if offset is None else eta + offset)
+
+    def __getstate__(self) -> dict[str, object]:
+        # the loss is made anew where it is needed: some are closures
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def _precision(self, dim: int) -> Array:
         given = self.prior_precision
@@ -148,19 +180,17 @@ def glm(
     >>> glm("gamma", shape=2.0).constant
     2.0
     """
-    if family not in FAMILIES:
-        raise InvalidInput("family", f"one of {', '.join(FAMILIES)}", repr(family), "choose one of them")
-    chosen = FAMILIES[family]
+    chosen = FAMILIES[one_of("family", family, FAMILIES)]
     given = {"scale": scale, "shape": shape, "dispersion": dispersion}
     for name, value in given.items():
         if value is not None and name != chosen.parameter:
             raise InvalidInput(name, f"left out for the {family} family", value, f"remove {name}=")
-        if value is not None and not (is_number(value) and 0 < value < np.inf):
-            raise InvalidInput(name, "positive and finite", value, "pass a positive number")
+        if value is not None:
+            positive(name, value)
     constant = given[chosen.parameter] if chosen.parameter else None
     if constant is None and chosen.parameter in {"shape", "dispersion"}:
         constant = 1.0
-    precision = _finite("prior_precision", prior_precision)
+    precision = finite_array("prior_precision", prior_precision)
     if precision.ndim == 2 and (
         precision.shape[0] != precision.shape[1]
         or np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max()
@@ -180,14 +210,4 @@ def glm(
             chosen, 1.0 if constant is None and chosen.parameter else constant
         )  # refused at the door, if at all
     number = None if constant is None else float(constant)
-    return GLM(chosen, number, precision, _finite("prior_mean", prior_mean), divergence)
-
-
-def _finite(name: str, value: ArrayLike) -> Array:
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(name, "numeric", repr(value), "pass finite numbers") from error
-    if not array.size or not np.isfinite(array).all():
-        raise InvalidInput(name, "finite", "NaN or infinity" if array.size else "no numbers", "pass finite numbers")
-    return array
+    return GLM(chosen, number, precision, finite_array("prior_mean", prior_mean), divergence)

@@ -1,26 +1,131 @@
-"""Roles: a model is bound to data and becomes a problem, which is all the verbs ever call."""
+"""Roles: a model says what a loss is, a problem is a model bound to its rows, a search says where a minimum may be.
+
+A problem is the pivot of the library: model × source, bound once, with every constant that is estimated from the data
+(a gaussian or a robust scale) settled once and carried by all that is made from it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Generator, Sequence
+from typing import NamedTuple, Protocol, Self, runtime_checkable
 
 from equipoise.arrays import Array
-from equipoise.theory.moments import Moments
+from equipoise.data.table import Design
+from equipoise.engines.engine import Coupling, Engine, Guard
+from equipoise.theory.bounds import BoundConstants
+from equipoise.theory.moments import Curvature, Moments
+from equipoise.theory.tuning import Tuning
 
-__all__ = ["Model", "Problem"]
+__all__ = ["Derivatives", "Layout", "Model", "Problem", "Relaxation", "Rows", "Search", "Title"]
 
 
-class Problem(Protocol):
-    """A model together with its data: the loss L(θ) = (1/N) [Σ ℓ_n(θ) + R(θ)] and its derivatives, in flat θ."""
+class Derivatives(NamedTuple):
+    """L(θ), ∇L(θ) and ∇²L(θ), as far as they were asked for; the others are empty."""
+
+    value: float
+    gradient: Array
+    hessian: Array
+
+
+class Title(NamedTuple):
+    """What a model is called: `kind` is Family or Loss, `name` says which, `constant` is its scale or shape."""
+
+    kind: str
+    name: str
+    constant: float | None
+
+
+class Layout(Protocol):
+    """How flat vectors become parameters in the user's own structure."""
+
+    @property
+    def variables(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Name and shape of every parameter array, in flat order."""
+        ...
+
+    def unflatten(self, theta: Array) -> object:
+        """Flat vectors, with any leading axes, in the user's structure."""
+        ...
+
+    def skeleton(self) -> Layout:
+        """The same, in containers that can be kept."""
+        ...
+
+
+class Rows(Protocol):
+    """What a problem needs to know of its source."""
 
     @property
     def n(self) -> int:
-        """Number of observations N the loss is an average over."""
+        """Number of rows."""
         ...
 
     @property
-    def size(self) -> int:
-        """Number of rows at hand: fewer than N in a subsample."""
+    def response(self) -> str:
+        """What the response is called."""
+        ...
+
+    @property
+    def design(self) -> Design | None:
+        """How a table became columns; None for arrays."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest that changes with any row."""
+        ...
+
+
+class Relaxation(Protocol):
+    """Convex problems to be solved one after the other, each from the minimum of the one before."""
+
+    def __call__(self, start: Array | None) -> Generator[Problem, Array, None]:
+        """Yield a problem, be sent its minimum, and so on; `start` is the minimum of the first relaxation."""
+        ...
+
+
+class Search(Protocol):
+    """Where a minimum may be, and why there may be none; nothing of it is part of the loss."""
+
+    @property
+    def convex(self) -> bool:
+        """Whether any minimum is the minimum."""
+        ...
+
+    @property
+    def exhaustive(self) -> bool:
+        """Whether all starts are worth trying, or only the first that works."""
+        ...
+
+    def starts(self) -> list[Array]:
+        """Points to start from, the best first."""
+        ...
+
+    def relaxations(self) -> Sequence[Relaxation]:
+        """Convex problems whose minima are starts too."""
+        ...
+
+    def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
+        """The parameters to blame, when the loss never rises along `direction` and has no minimiser; else None."""
+        ...
+
+
+@runtime_checkable
+class Problem(Protocol):
+    """A model together with its rows: L(θ) = (1/N) [Σ ℓ_n(θ) + R(θ)] and its derivatives, in flat θ."""
+
+    @property
+    def model(self) -> Model:
+        """What the loss is; with its constant, once that is settled."""
+        ...
+
+    @property
+    def source(self) -> Rows:
+        """Where the rows are."""
+        ...
+
+    @property
+    def n(self) -> int:
+        """Number of observations N the loss is an average over; a subsample has fewer rows, and the same N."""
         ...
 
     @property
@@ -29,18 +134,13 @@ class Problem(Protocol):
         ...
 
     @property
-    def convex(self) -> bool:
-        """Whether the loss is known to be convex, so that any minimum is the minimum."""
+    def layout(self) -> Layout:
+        """How flat vectors become the user's parameters."""
         ...
 
     @property
-    def every_start(self) -> bool:
-        """Whether all starts are worth trying, or only the first that works."""
-        ...
-
-    @property
-    def variables(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Name and shape of every parameter array, in flat order."""
+    def search(self) -> Search:
+        """Where its minimum may be."""
         ...
 
     @property
@@ -48,59 +148,87 @@ class Problem(Protocol):
         """Whether chains are kept inside a very large ellipsoid by default (theory §10)."""
         ...
 
-    def subsample(self, rows: int, seed: int) -> Problem:
-        """The same problem on a random subset of rows, still weighing the regulariser by the full N."""
+    @property
+    def quadratic(self) -> bool:
+        """Whether the loss is its own second-order expansion, so that the predicted law is exact."""
         ...
 
     @property
-    def relaxed(self) -> Any:
-        """The same problem with a convex loss, where a search may begin; None when there is none."""
+    def constant(self) -> float | None:
+        """The loss's constant (a scale, a shape); None when it has none, or it is not settled yet."""
         ...
 
-    def starts(self) -> list[Array]:
-        """Where a minimiser may start."""
+    def settled(self, theta: Array) -> Self:
+        """The problem with a constant that is still open estimated at θ; itself when none is."""
         ...
 
-    def settled(self, theta: Array) -> Problem:
-        """The problem with any constant that is estimated from the data fixed at its value for θ; itself if none is."""
+    def at_constant(self, constant: float | None) -> Self:
+        """The problem with its constant fixed to one found before; itself for None."""
         ...
 
-    def constant_at(self, theta: Array) -> float | None:
-        """The constant in use at θ, if the loss has one."""
+    def with_precision(self, gamma: float) -> Self:
+        """The problem with the prior precision γI in place of its own; the prior mean is kept."""
         ...
 
-    def value(self, theta: Array) -> float:
-        """L(θ)."""
+    def without_prior(self) -> Self:
+        """The mean loss of the rows alone."""
         ...
 
-    def gradient(self, theta: Array) -> tuple[float, Array]:
-        """L and ∇L."""
+    def subsample(self, rows: int, seed: int) -> Self:
+        """The same problem on a random subset of rows, still weighing the regulariser by the full N."""
         ...
 
-    def derivatives(self, theta: Array) -> tuple[float, Array, Array]:
-        """L, ∇L and ∇²L."""
+    def identified(self, theta: Array) -> Problem:
+        """The problem restricted to the directions its loss curves along at a minimiser θ."""
         ...
 
-    def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
-        """The parameters to blame, when the loss never rises along `direction` and has no minimiser; else None."""
+    def flatten(self, params: object) -> Array:
+        """Parameters in the user's structure, checked, as a flat vector."""
         ...
 
-    def moments(self, params: Any, tuning_rows: int | None = None, seed: int = 0) -> Moments:
-        """Moments at the given parameters."""
+    def derivatives(self, theta: Array, order: int) -> Derivatives:
+        """L, with order 1 also ∇L, with order 2 also ∇²L, from one pass over the rows."""
         ...
 
-    def flatten(self, params: Any) -> Array:
-        """Parameters in the user's structure, as a flat vector."""
+    def moments(self, theta: Array) -> Moments:
+        """J, V, H and the curvature operator at θ, from one pass over the rows."""
         ...
 
-    def unflatten(self, theta: Array) -> Any:
-        """A flat vector in the user's structure."""
+    def curvature(self, theta: Array) -> Curvature:
+        """The operator behind K at θ."""
+        ...
+
+    def bound_constants(self, theta: Array, radius: float | None) -> BoundConstants:
+        """The constants of the Wasserstein bounds at a minimiser; `InvalidInput` where they are not known."""
+        ...
+
+    def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64") -> Engine:
+        """What runs its chains."""
+        ...
+
+    def coupling(self, tuning: Tuning, guard: Guard) -> Coupling:
+        """What runs a chain beside its quadratic proxy; `InvalidInput` where that is not possible."""
         ...
 
 
+@runtime_checkable
 class Model(Protocol):
-    """Anything that can be bound to data."""
+    """What a loss is, apart from any rows."""
 
-    def bind(self, data: Any) -> Problem:
+    @property
+    def title(self) -> Title:
+        """What people call it."""
+        ...
+
+    @property
+    def portable(self) -> bool:
+        """Whether it can be pickled and saved with the results it led to."""
+        ...
+
+    def bind(self, data: object) -> Problem:
         """The problem this model poses on `data`; bad input is caught here."""
+        ...
+
+    def mean_response(self, x: Array, offset: Array | None, params: Array) -> Array:
+        """The mean response at rows x for each of many flat parameters; `InvalidInput` where a model has none."""
         ...

@@ -13,7 +13,7 @@ from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
 from equipoise.report import plots
 from equipoise.report.html import document, head, table
-from equipoise.report.summary import Summary, model_name, summarise
+from equipoise.report.summary import Summary, summarise
 from equipoise.theory.targets import posterior, sandwich
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def write_report(calibration: Calibration, path: Path, interval: float = 0.95) -
 
 
 def _page(cal: Calibration, summary: Summary, interval: float) -> str:
-    title = f"{cal.response}: calibrated {model_name(cal.model)} regression"
+    title = f"{cal.response}: calibrated {cal.title.name} regression"
     sections = [
         ("coefficients", "Coefficients", _coefficients(cal, summary, interval)),
         ("intervals", "Intervals", _intervals(cal, summary, interval)),
@@ -106,7 +106,7 @@ def _tiles(cal: Calibration) -> str:
         (f"{np.abs(d.shift).max():.2f} sd", "largest shift of a mean from its estimate"),
         (f"{d.rhat.max():.3f}", "largest split R-hat; 1 when chains agree"),
     ]
-    if cal.chains.thin:
+    if not cal.chains.independent:
         seconds = cal.chains.statistics["seconds"]
         tiles.append((f"{seconds:.2f} s", f"sampling, {cal.plan.passes:,.0f} passes over the data"))
     inner = "".join(f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in tiles)
@@ -197,7 +197,7 @@ def _mean(cal: Calibration) -> str:
     d = cal.diagnosis
     away = np.abs(d.shift - np.nan_to_num(d.predicted_shift)) / d.shift_error
     at, leaning = plots.furthest(away, _SHOWN), plots.furthest(np.abs(d.skewness) * np.sqrt(d.ess), _SHOWN)
-    if cal.chains.thin == 0:
+    if cal.chains.independent:
         words = "<p>Draws from a normal law: what shows here is Monte Carlo error.</p>"
     else:
         words = (
@@ -211,7 +211,7 @@ def _mean(cal: Calibration) -> str:
 
 
 def _mixing(cal: Calibration) -> str:
-    if cal.chains.thin == 0 or cal.draws.shape[1] < 16:
+    if cal.chains.independent or cal.draws.shape[1] < 16:
         return ""
     words = (
         "<p>How long the chain remembers: the autocorrelation of the slowest parameters. The integrated autocorrelation time "
@@ -226,7 +226,7 @@ def _draws(cal: Calibration) -> str:
     score = np.abs(d.shift) / d.shift_error + np.abs(d.sd_ratio - 1.0) / plots.spread_error(cal)
     chosen = plots.furthest(score, _TRACED)
     which = "" if len(cal.names) <= _TRACED else f" The {_TRACED} parameters furthest from their prediction are shown."
-    if cal.chains.thin == 0:
+    if cal.chains.independent:
         words = f"<p>Independent draws (blue) and the density they were drawn from, N(estimate, target) (orange).{which}</p>"
         return words + _plots(*((_name(cal, j), plots.density(cal, int(j))) for j in chosen))
     words = (
@@ -239,7 +239,7 @@ def _draws(cal: Calibration) -> str:
 def _budget(cal: Calibration) -> str:
     plan, stats = cal.plan, cal.chains.statistics
     rows = [["effective draws, worst case", f"{plan.ess:,.0f}", f"{cal.diagnosis.ess.min():,.0f}"]]
-    if cal.chains.thin:
+    if not cal.chains.independent:
         done = stats["rows"] / plan.moments.n
         rows = [
             ["steps per chain", f"{plan.steps:,}", f"{stats['steps']:,.0f}"],
@@ -248,7 +248,8 @@ def _budget(cal: Calibration) -> str:
             *rows,
             ["seconds of sampling", f"{plan.seconds:.2f}", f"{stats['seconds']:.2f}"],
         ]
-    how = f"one every {plan.thin} steps after {plan.burn_in:,} of burn-in" if cal.chains.thin else "independent"
+    how = f"one every {plan.thin} steps after {plan.burn_in:,} of burn-in"
+    how = "independent" if cal.chains.independent else how
     intro = f"<p>Known before the first step: {plan.chains} chains of {plan.draws:,} stored draws, {how}.</p>"
     body = [[head(row[0]), *(f"<td>{cell}</td>" for cell in row[1:])] for row in rows]
     return intro + table(["", "planned", "spent or observed"], body, "slim")
@@ -267,12 +268,12 @@ def _warnings(cal: Calibration) -> str:
 def _settings(cal: Calibration) -> str:
     tuning, dynamics, fit = cal.tuning, cal.tuning.dynamics, cal.fit
     step, rates = np.linalg.eigvalsh(tuning.step), tuning.predicted.modes.rates
-    constant = getattr(cal.model, "constant", None)
+    constant = cal.title.constant
     temperature = "infinite (SGD)" if dynamics.temperature == 0.0 else f"{dynamics.inverse_temperature:,.6g} (SGLD)"
     pairs = [
-        ("Model", model_name(cal.model) + ("" if constant is None else f", constant {constant:g}")),
+        ("Model", cal.title.name + ("" if constant is None else f", constant {constant:g}")),
         ("Formula", cal.design.formula if cal.design is not None else "none: arrays were given"),
-        ("Sampler", "N(estimate, target), no chain" if cal.chains.thin == 0 else "stochastic-gradient chains"),
+        ("Sampler", "N(estimate, target), no chain" if cal.chains.independent else "stochastic-gradient chains"),
         ("Target", cal.plan.target_name),
         ("Batch", f"{dynamics.batch_size:,} rows, {'with' if dynamics.replacement else 'without'} replacement"),
         ("Momentum", f"{dynamics.momentum:g}"),

@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from equipoise.theory.stationary import max_stable_step
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from equipoise.calibration.calibration import Calibration
     from equipoise.calibration.diagnostics import Diagnosis
-    from equipoise.theory.moments import Moments
-    from equipoise.theory.stationary import Stationary
+    from equipoise.calibration.preview import Preview
 
-__all__ = ["Summary", "model_name", "summarise", "summarise_law"]
+__all__ = ["Summary", "summarise", "summarise_law"]
 
 _DIGITS = 3  # significant digits shown of a standard error; the estimate ends at the same decimal
 
@@ -90,13 +87,12 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
     )
     dynamics = tuning.dynamics
     chain = f"SG{'' if dynamics.temperature == 0 else 'L'}D"
-    known = hasattr(calibration.model, "family")
     header = (
-        *((("Response", calibration.response),) if known else ()),
-        ("Family" if known else "Loss", model_name(calibration.model)),
+        *((("Response", calibration.response),) if calibration.title.kind == "Family" else ()),
+        (calibration.title.kind, calibration.title.name),
         ("Rows", f"{plan.moments.n:,}"),
         ("Target", plan.target_name),
-        ("Sampler", "N(estimate, target)" if calibration.chains.thin == 0 else chain),
+        ("Sampler", "N(estimate, target)" if calibration.chains.independent else chain),
         ("Batch size", f"{dynamics.batch_size:,}"),
         ("Chains x draws", f"{plan.chains} x {plan.draws:,}"),
         ("Passes over data", f"{plan.passes:,.1f}"),
@@ -107,15 +103,13 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
     return Summary(frame, header, (*checks, *notes, diagnosis.verdict))
 
 
-def summarise_law(moments: Moments, law: Stationary, target: NDArray[np.float64], target_name: str) -> Summary:
+def summarise_law(preview: Preview) -> Summary:
     """What the theory says of a chain before it runs: spread, bias and mixing by parameter; stability as a whole.
 
     Parameters
     ----------
-    moments, law
-        The model's moments, and the law of the chain.
-    target, target_name
-        The covariance to compare with, and what it is called.
+    preview
+        The law of the chain, and the target to compare it with.
 
     Returns
     -------
@@ -123,8 +117,8 @@ def summarise_law(moments: Moments, law: Stationary, target: NDArray[np.float64]
         Columns estimate, target sd, predicted sd, sd ratio, bias in standard deviations, autocorrelation time in
         steps, and effective draws in 1000 steps.
     """
-    sd, wanted = np.sqrt(np.diag(law.cov)), np.sqrt(np.diag(target))
-    iacts, worst, dynamics = law.iacts(), law.iact(), law.dynamics
+    moments, law, dynamics = preview.moments, preview.law, preview.law.dynamics
+    sd, wanted, iacts = np.sqrt(np.diag(law.cov)), np.sqrt(np.diag(preview.target)), law.iacts()
     frame = pd.DataFrame(
         {
             "estimate": moments.params,
@@ -137,31 +131,21 @@ def summarise_law(moments: Moments, law: Stationary, target: NDArray[np.float64]
         },
         index=pd.Index(moments.names or [f"x{j}" for j in range(moments.dim)]),
     )
-    scalar = bool(np.array_equal(law.step, law.step[0, 0] * np.eye(moments.dim)))
-    largest = max_stable_step(moments, dynamics, None if scalar else law.step)
-    error = float(np.linalg.norm(law.cov - target) / np.linalg.norm(target))
+    size, largest = preview.scalar, f"{preview.largest_stable:.4g}"
     header = (
         ("Rows", f"{moments.n:,}"),
-        ("Step", f"{law.step[0, 0]:.4g} (scalar)" if scalar else f"matrix tuned to {target_name}"),
+        ("Step", f"matrix tuned to {preview.target_name}" if size is None else f"{size:.4g} (scalar)"),
         ("Batch size", f"{dynamics.batch_size:,} ({'with' if dynamics.replacement else 'without'} replacement)"),
         ("Momentum", f"{dynamics.momentum:g}"),
         ("Inverse temp.", f"{dynamics.inverse_temperature:g}"),
         ("Spectral radius", f"{law.spectral_radius:.6g} (stable)" if law.is_stable else "unstable"),
-        ("Largest stable", f"{largest:.4g}" if scalar else f"{largest:.4g} times this step"),
-        ("Worst iact", f"{worst:,.1f} steps"),
+        ("Largest stable", f"{largest} times this step" if size is None else largest),
+        ("Worst iact", f"{law.iact():,.1f} steps"),
         ("Effective draws", f"{law.ess(1000):,.3g} per 1,000 steps, worst direction"),
-        ("Burn-in", f"{law.burn_in(np.zeros(moments.dim), 0.01):,} steps, started at the estimate"),
+        ("Burn-in", f"{preview.burn_in:,} steps, started at the estimate"),
     )
-    footer = (f"covariance is {error:.1%} from the {target_name} target (relative Frobenius distance)",)
+    footer = (f"covariance is {preview.distance:.1%} from the {preview.target_name} target (relative Frobenius distance)",)
     return Summary(frame, header, footer, "Predicted stationary law")
-
-
-def model_name(model: Any) -> str:
-    """What a model is called: its family, or its kind when it has none."""
-    family, robust = getattr(model, "family", None), getattr(model, "divergence", None)
-    if family is None:
-        return "custom loss"
-    return str(family.name) if robust is None else f"{family.name}, {robust}"
 
 
 def _flags(d: Diagnosis, j: int) -> str:

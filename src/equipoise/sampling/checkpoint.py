@@ -26,13 +26,15 @@ __all__ = ["Checkpoint", "fingerprint"]
 _FORMAT = 2
 
 
-def fingerprint(engine: Any, tuning: Tuning, options: dict[str, Any]) -> str:
+def fingerprint(identity: str, tuning: Tuning, options: dict[str, Any]) -> str:
     """A digest of everything that determines a run's draws: data, loss, step, dynamics, seed and options."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(
-        json.dumps({"format": _FORMAT, "dynamics": repr(tuning.dynamics), **options}, sort_keys=True).encode()
+        json.dumps(
+            {"format": _FORMAT, "engine": identity, "dynamics": repr(tuning.dynamics), **options}, sort_keys=True
+        ).encode()
     )
-    for array in (tuning.step, tuning.center, tuning.predicted.cov, *engine.identity()):
+    for array in (tuning.step, tuning.center, tuning.expected):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
@@ -46,7 +48,13 @@ class Checkpoint:
     seconds: float
     _last: float = field(default_factory=time.perf_counter)
 
-    def restore(self, states: list[Any], draws: Array, written: list[int]) -> None:
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def restore(self, states: list[Any], draws: Array, written: list[int], diverged: list[bool]) -> None:
         """Bring a run to where its file left it; does nothing when there is no file.
 
         Raises
@@ -83,16 +91,16 @@ class Checkpoint:
         for c, state in enumerate(states):
             state.position[:], state.velocity[:], state.rng[:] = (stored[k][c] for k in ("position", "velocity", "rng"))
             state.step, state.hits, written[c] = (int(stored[k][c]) for k in ("step", "hits", "written"))
-            count = written[c] if written[c] >= 0 else -1 - written[c]
-            draws[c, :count] = stored["draws"][c, :count]
-            if written[c] < 0:
-                draws[c, count:] = np.nan
+            diverged[c] = bool(stored["diverged"][c])
+            draws[c, : written[c]] = stored["draws"][c, : written[c]]
 
-    def save(self, states: list[Any], draws: Array, written: list[int], force: bool = False) -> None:
+    def save(
+        self, states: list[Any], draws: Array, written: list[int], diverged: list[bool], force: bool = False
+    ) -> None:
         """Write the file when it is due; a kill at any moment leaves the previous one whole."""
         if not force and time.perf_counter() - self._last < self.seconds:
             return
-        longest = max(count if count >= 0 else -1 - count for count in written)
+        longest = max(written)
         fields: dict[str, Any] = {
             name: np.stack([getattr(state, name) for state in states])
             for name in ("position", "velocity", "rng", "step", "hits")
@@ -100,7 +108,14 @@ class Checkpoint:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial = self.path.with_name(self.path.name + ".partial")
         with partial.open("wb") as stream:
-            np.savez(stream, key=self.key, written=np.array(written), draws=draws[:, :longest], **fields)
+            np.savez(
+                stream,
+                key=self.key,
+                written=np.array(written),
+                diverged=np.array(diverged),
+                draws=draws[:, :longest],
+                **fields,
+            )
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(self.path)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.families.family import FAMILIES
 from equipoise.linalg import symmetric
+from equipoise.models.problem import Problem
 from equipoise.sampling.run import resolve_thin, sample
 from equipoise.theory.moments import Moments
 from equipoise.theory.tuning import Tuning, tune
@@ -71,13 +70,20 @@ class Refinement:
 
 
 def refine(
-    model: Any, data: Any, moments: Moments, tuning: Tuning, *, seed: int, rows: float, guard: Any, progress: bool
+    problem: Problem,
+    moments: Moments,
+    tuning: Tuning,
+    *,
+    seed: int,
+    rows: float,
+    guard: float | str | None,
+    progress: bool,
 ) -> tuple[Tuning, Refinement]:
     """Tune to an internal target Γ ← Γ + (Σ_target − Σ_observed) until pilots agree with the target.
 
     Parameters
     ----------
-    model, data, moments, tuning
+    problem, moments, tuning
         The run as planned.
     seed
         Of the run; pilots use streams of their own.
@@ -89,38 +95,41 @@ def refine(
     Returns
     -------
     Tuning, Refinement
-        The tuning in use, whose predicted covariance is the target, and what was found on the way.
+        The tuning in use: its target is the one asked for, `internal` is Γ, and its predicted law is that of Γ, as the
+        quadratic proxy has it. And what was found on the way.
     """
-    if getattr(model, "family", None) is FAMILIES["gaussian"] and model.divergence is None:
+    if problem.quadratic:
         return tuning, Refinement((), "nothing to refine: for squared loss the prediction is exact")
     target, current = tuning.target, tuning
     tried: list[tuple[Pilot, Tuning]] = []
     for index in range(_ROUNDS):
-        pilot, observed = _pilot(model, data, current, target, seed, index, rows, guard, progress)
+        pilot, observed = _pilot(problem, current, seed, index, rows, guard, progress)
         tried.append((pilot, current))
         if pilot.settled or index == _ROUNDS - 1:
             break
-        internal = _corrected(current.internal if current.internal is not None else target, target - observed)
+        internal = _corrected(target if current.internal is None else current.internal, target - observed)
         tuned = tune(moments, internal, tuning.dynamics, tuning.proxy)
-        # what the chain is expected to have is now the target itself; Γ is only the way there
-        law = replace(tuned.predicted, cov=target)
-        current = replace(tuned, target=target, predicted=law, internal=internal)
+        current = replace(tuned, target=target, internal=internal)
     best, chosen = min(tried, key=lambda entry: entry[0].error)
     pilots = tuple(pilot for pilot, _ in tried)
     return chosen, Refinement(pilots, _words(pilots, best))
 
 
 def _pilot(
-    model: Any, data: Any, tuning: Tuning, target: Array, seed: int, index: int, rows: float, guard: Any, progress: bool
+    problem: Problem,
+    tuning: Tuning,
+    seed: int,
+    index: int,
+    rows: float,
+    guard: float | str | None,
+    progress: bool,
 ) -> tuple[Pilot, Array]:
-    thin, law, chains = resolve_thin("auto", tuning), tuning.predicted, 2
+    thin, law, target, chains = resolve_thin("auto", tuning), tuning.predicted, tuning.target, 2
     wanted = (law.covariance_floor(1, thin, standardised=True) / _FLOOR) ** 2
     affordable = max(rows, _MOST_ROWS) / (thin * tuning.dynamics.batch_size)
     draws = max(100, int(min(wanted, affordable) / chains))
     stream = int(np.random.SeedSequence([seed, 1 + index]).generate_state(1)[0])
-    run = sample(
-        model, data, tuning, draws=draws, chains=chains, seed=stream, thin=thin, guard=guard, progress=progress
-    )
+    run = sample(problem, tuning, draws=draws, chains=chains, seed=stream, thin=thin, guard=guard, progress=progress)
     observed = np.atleast_2d(np.cov(run.flat(), rowvar=False))
     scale = np.sqrt(np.diag(target))
     unit = np.outer(scale, scale)

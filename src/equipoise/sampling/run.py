@@ -4,28 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from scipy.special import chdtri
 
 from equipoise.arrays import Array
 from equipoise.checks import is_number, whole
+from equipoise.engines.engine import ChainState, Engine, Guard
 from equipoise.errors import ChainDiverged, InvalidInput
-from equipoise.models.linear import LinearProblem
+from equipoise.models.binding import verb
+from equipoise.models.problem import Problem
 from equipoise.progress import Progress
+from equipoise.sampling.chains import Chains
 from equipoise.sampling.checkpoint import Checkpoint, fingerprint
 from equipoise.theory.tuning import Tuning
 
-if TYPE_CHECKING:
-    from equipoise.models.problem import Model, Problem
-
-__all__ = ["Chains", "guard_radius2", "resolve_burn_in", "resolve_thin", "sample"]
-
+__all__ = ["resolve_burn_in", "resolve_guard", "resolve_thin", "sample"]
 
 # Tail probability of the guard's ellipsoid: a chain that follows its law leaves it once in a billion steps.
 _GUARD_TAIL = 1e-9
@@ -35,62 +32,9 @@ _DRAWS_PER_IACT = 10
 _ROUND_SECONDS = 0.25
 
 
-class Engine(Protocol):
-    """What sampling needs of an engine."""
-
-    def start(self, theta: Array, seed: np.random.SeedSequence) -> Any:
-        """A chain at θ."""
-        ...
-
-    def advance(
-        self, states: list[Any], steps: int, thin: int, outs: list[Array], pool: Executor, threads: int = 1
-    ) -> list[int]:
-        """Run steps of every chain in place and store θ; rows written to each, or −1 minus that number on divergence."""
-        ...
-
-
-@dataclass(frozen=True)
-class Chains:
-    """Draws of several chains.
-
-    Attributes
-    ----------
-    draws
-        (chains, draws, D), always flat; rows after a divergence are NaN.
-    names
-        Parameter names.
-    thin, burn_in, seed
-        Steps per stored draw, steps discarded before the first, and the seed.
-    state
-        Where each chain stands.
-    statistics
-        steps (per chain), rows (touched by all chains), seconds, guard_hits and guard_rate.
-    variables
-        Name and shape of every parameter array, in flat order.
-    """
-
-    draws: Array
-    names: tuple[str, ...]
-    thin: int
-    burn_in: int
-    seed: int
-    state: tuple[Any, ...] = field(repr=False)
-    statistics: dict[str, float]
-    unflatten: Callable[[Array], Any] = field(repr=False, default=lambda flat: flat)
-    variables: tuple[tuple[str, tuple[int, ...]], ...] = ()
-
-    def tree(self) -> Any:
-        """The draws in the model's own parameter structure, with leading axes (chains, draws)."""
-        return self.unflatten(self.draws)
-
-    def flat(self) -> Array:
-        """All chains joined, (chains · draws, D)."""
-        return self.draws.reshape(-1, self.draws.shape[-1])
-
-
+@verb
 def sample(
-    model: Model,
-    data: Any,
+    problem: Problem,
     tuning: Tuning,
     draws: int = 2000,
     chains: int = 4,
@@ -109,8 +53,10 @@ def sample(
 
     Parameters
     ----------
-    model, data, tuning
-        The model, its data, and the step matrix for it.
+    problem
+        A bound problem, or a model and its data.
+    tuning
+        The step matrix for it; the chains run with the constant of the loss it was tuned for.
     draws, chains
         Stored draws per chain, and number of chains.
     seed
@@ -148,29 +94,22 @@ def sample(
     draws, chains = (whole(k, v, 1, "pass a positive int") for k, v in (("draws", draws), ("chains", chains)))
     seed = whole("seed", seed, 0, "pass an int")
     workers = (os.cpu_count() or 1) if threads is None else whole("threads", threads, 1, "leave it out", "None or ")
-    problem = model.bind(data)
     _require_match(problem, tuning)
-    every = resolve_thin(thin, tuning)
-    discard = resolve_burn_in(burn_in, tuning)
-    radius2 = guard_radius2(problem, tuning, guard)
-    engine = _engine(problem, tuning, radius2, storage)
-    run = _Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
-    keeper = None
-    if checkpoint is not None:
-        options = {
-            "draws": draws,
-            "chains": chains,
-            "seed": seed,
-            "thin": every,
-            "burn_in": discard,
-            "guard": radius2,
-        }
-        keeper = Checkpoint(Path(checkpoint), fingerprint(engine, tuning, options), checkpoint_seconds)
-        keeper.restore(run.states, run.draws, run.written)
-    seconds = run.execute(workers, progress, keeper)
+    every, discard = resolve_thin(thin, tuning), resolve_burn_in(burn_in, tuning)
+    ellipsoid = resolve_guard(problem, tuning, guard)
+    engine = problem.engine(tuning, ellipsoid, storage)
+    run = Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
+    if checkpoint is None:
+        seconds = run.execute(workers, progress)
+    else:
+        options = {"draws": draws, "chains": chains, "seed": seed, "thin": every, "burn_in": discard}
+        key = fingerprint(engine.identity, tuning, {**options, "guard": ellipsoid.radius2})
+        with Checkpoint(Path(checkpoint), key, checkpoint_seconds) as keeper:
+            keeper.restore(run.states, run.draws, run.written, run.diverged)
+            seconds = run.execute(workers, progress, keeper)
     result = _collect(run, problem, tuning, seed, seconds)
-    for index, written in enumerate(run.written):
-        if written < 0:
+    for index, lost in enumerate(run.diverged):
+        if lost:
             raise ChainDiverged(index, run.states[index].step, result)
     return result
 
@@ -193,41 +132,46 @@ def resolve_burn_in(burn_in: int | str, tuning: Tuning) -> int:
     return whole("burn_in", burn_in, 0, "use 'auto'", "'auto' or ")
 
 
-def guard_radius2(problem: Any, tuning: Tuning, guard: float | str | None) -> float:
-    """R², the squared radius of the guard's ellipsoid in standard deviations; infinite when it is off."""
+def resolve_guard(problem: Problem, tuning: Tuning, guard: float | str | None) -> Guard:
+    """The guard's ellipsoid, its radius in standard deviations; infinite when it is off."""
     if guard is None:
-        return np.inf
-    if guard == "auto":
-        return float(chdtri(tuning.dim, _GUARD_TAIL)) if problem.guarded else np.inf
-    if isinstance(guard, str) or not (is_number(guard) and guard > 0):
+        radius2 = np.inf
+    elif isinstance(guard, str) and guard == "auto":
+        radius2 = float(chdtri(tuning.dim, _GUARD_TAIL)) if problem.guarded else np.inf
+    elif is_number(guard) and guard > 0:
+        radius2 = float(guard) ** 2
+    else:
         raise InvalidInput(
             "guard", "'auto', None, or a positive radius in standard deviations", repr(guard), "use 'auto'"
         )
-    return float(guard) ** 2
+    return Guard(radius2, tuning.expected)
 
 
 @dataclass
-class _Run:
+class Run:
     """A run in progress: every chain's state and its stored draws, of which those not yet written are undefined."""
 
     engine: Engine
     count: int
     thin: int
     burn_in: int
-    states: list[Any]
+    states: list[ChainState]
     draws: Array = field(init=False)
     written: list[int] = field(init=False)
+    diverged: list[bool] = field(init=False)
 
     def __post_init__(self) -> None:
         dim = self.states[0].position.size
         self.draws = np.empty((len(self.states), self.count, dim))
         self.written = [0] * len(self.states)
+        self.diverged = [False] * len(self.states)
 
     @property
     def steps(self) -> int:
+        """Steps of each chain."""
         return self.burn_in + self.count * self.thin
 
-    def execute(self, threads: int, progress: bool, keeper: Checkpoint | None) -> float:
+    def execute(self, threads: int, progress: bool, keeper: Checkpoint | None = None) -> float:
         """Advance all chains to the end, a fraction of a second at a time; returns the time taken."""
         began, chunk = time.perf_counter(), 256
         with (
@@ -242,14 +186,17 @@ class _Run:
                 chunk = max(1, int(chunk * min(8.0, _ROUND_SECONDS / max(elapsed, 1e-6))))
                 bar.update(sum(state.step for state in self.states))
                 if keeper is not None:
-                    keeper.save(self.states, self.draws, self.written)
+                    keeper.save(self.states, self.draws, self.written, self.diverged)
         if keeper is not None:
-            keeper.save(self.states, self.draws, self.written, force=True)
+            keeper.save(self.states, self.draws, self.written, self.diverged, force=True)
+        for c, lost in enumerate(self.diverged):
+            if lost:
+                self.draws[c, self.written[c] :] = np.nan
         return time.perf_counter() - began
 
     def _live(self) -> list[int]:
         """Chains that are neither lost nor finished; they are always at the same step."""
-        return [c for c, state in enumerate(self.states) if self.written[c] >= 0 and state.step < self.steps]
+        return [c for c, state in enumerate(self.states) if not self.diverged[c] and state.step < self.steps]
 
     def _advance(self, size: int, pool: Executor, threads: int) -> None:
         while size > 0 and (live := self._live()):
@@ -257,41 +204,28 @@ class _Run:
             burning = self.burn_in - step
             steps = min(size, burning if burning > 0 else self.steps - step)
             outs = [self.draws[c, self.written[c] :] for c in live]
-            thin = 0 if burning > 0 else self.thin
-            counts = self.engine.advance([self.states[c] for c in live], steps, thin, outs, pool, threads)
-            for c, count in zip(live, counts, strict=True):
-                done = self.written[c]
-                self.written[c] = done + count if count >= 0 else -1 - (done - count - 1)
-                if count < 0:
-                    self.draws[c, done - count - 1 :] = np.nan
+            thin = None if burning > 0 else self.thin
+            done = self.engine.advance([self.states[c] for c in live], steps, thin, outs, pool, threads)
+            for c, (written, diverged) in zip(live, done, strict=True):
+                self.written[c] += written
+                self.diverged[c] = diverged
             size -= steps
 
 
-def _starts(engine: Engine, tuning: Tuning, chains: int, seed: int) -> list[Any]:
-    """Chains started from the predicted law, each with its own stream."""
+def _starts(engine: Engine, tuning: Tuning, chains: int, seed: int) -> list[ChainState]:
+    """Chains started from the law expected of them, each with its own stream."""
+    root = np.linalg.cholesky(tuning.expected)
     states = []
     for child in np.random.SeedSequence(seed).spawn(chains):
         place, stream = child.spawn(2)
         z = np.random.default_rng(place).standard_normal(tuning.dim)
-        theta = tuning.center + np.linalg.cholesky(tuning.predicted.cov) @ z
-        states.append(engine.start(theta, stream))
+        states.append(engine.start(tuning.center + root @ z, stream))
     return states
 
 
-def _engine(problem: Any, tuning: Tuning, radius2: float, storage: str) -> Engine:
-    # the engines' compilers are imported only by those who sample
-    if isinstance(problem, LinearProblem):
-        from equipoise.engines.numba.whiten import linear_engine
-
-        return linear_engine(problem, tuning, radius2, storage)
-    if storage != "float64":
-        raise InvalidInput("storage", "float64 for a loss of your own", repr(storage), "leave it out")
-    from equipoise.engines.jax.autodiff import autodiff_engine
-
-    return autodiff_engine(problem, tuning, radius2)
-
-
 def _require_match(problem: Problem, tuning: Tuning) -> None:
+    if not isinstance(tuning, Tuning):
+        raise InvalidInput("tuning", "a Tuning", type(tuning).__name__, "make one with eq.tune")
     if len(problem.names) != tuning.dim:
         raise InvalidInput(
             "tuning",
@@ -302,7 +236,7 @@ def _require_match(problem: Problem, tuning: Tuning) -> None:
     tuning.dynamics.require_batch_within(problem.n)
 
 
-def _collect(run: _Run, problem: Problem, tuning: Tuning, seed: int, seconds: float) -> Chains:
+def _collect(run: Run, problem: Problem, tuning: Tuning, seed: int, seconds: float) -> Chains:
     taken = sum(state.step for state in run.states)
     hits = sum(state.hits for state in run.states)
     statistics = {
@@ -312,14 +246,4 @@ def _collect(run: _Run, problem: Problem, tuning: Tuning, seed: int, seconds: fl
         "guard_hits": float(hits),
         "guard_rate": hits / max(1, taken),
     }
-    return Chains(
-        run.draws,
-        problem.names,
-        run.thin,
-        run.burn_in,
-        seed,
-        tuple(run.states),
-        statistics,
-        problem.unflatten,
-        problem.variables,
-    )
+    return Chains(run.draws, problem.names, run.thin, run.burn_in, seed, problem.layout, statistics, tuple(run.states))

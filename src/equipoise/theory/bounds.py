@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
+from equipoise.linalg import symmetric
 
 __all__ = [
     "Assumption",
@@ -306,7 +307,7 @@ def gelbrich(mean1: ArrayLike, cov1: ArrayLike, mean2: ArrayLike, cov2: ArrayLik
 
 def _symmetric_root(cov: ArrayLike) -> Array:
     matrix = np.atleast_2d(np.asarray(cov, dtype=np.float64))
-    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
+    values, vectors = np.linalg.eigh(symmetric(matrix))
     return np.asarray((vectors * np.sqrt(np.clip(values, 0.0, None))) @ vectors.T)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.sparse.linalg import LinearOperator, cg
 
 from equipoise.arrays import Array
+from equipoise.linalg import symmetric
 from equipoise.theory.modes import Modes
 from equipoise.theory.proxy import Noise
 
@@ -46,5 +47,5 @@ def balance(modes: Modes, noise: Noise, source: Array) -> tuple[Array, float]:
     operator = LinearOperator(shape, matvec=apply, dtype=np.float64)
     scaling = LinearOperator(shape, matvec=lambda v: v / resistance.ravel(), dtype=np.float64)
     v, _ = cg(operator, source.ravel(), rtol=_RESIDUAL, atol=0.0, M=scaling, maxiter=1000)
-    S = 0.5 * (v.reshape(dim, dim) + v.reshape(dim, dim).T)
+    S = symmetric(v.reshape(dim, dim))
     return S, float(np.linalg.norm(apply(S.ravel()) - source.ravel()) / np.linalg.norm(source))

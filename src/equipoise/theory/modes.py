@@ -24,6 +24,7 @@ from scipy.linalg import cholesky, eigh, solve_triangular
 
 from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
+from equipoise.linalg import symmetric
 
 __all__ = ["Modes", "step_matrix"]
 
@@ -36,7 +37,12 @@ def step_matrix(step: ArrayLike, dim: int) -> Array:
     InvalidInput
         If its shape does not fit or it is not symmetric positive definite.
     """
-    a = np.asarray(step, dtype=np.float64)
+    try:
+        a = np.asarray(step, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            "step", "numeric", f"{step!r:.80}", "pass a positive number, a vector or a matrix"
+        ) from error
     if a.ndim == 0:
         a = np.full(dim, float(a))
     if a.shape not in {(dim,), (dim, dim)}:
@@ -48,7 +54,7 @@ def step_matrix(step: ArrayLike, dim: int) -> Array:
     scale = np.abs(a).max()
     if not np.isfinite(scale) or np.abs(a - a.T).max() > 1e-8 * scale or np.linalg.eigvalsh(a)[0] <= 0.0:
         raise InvalidInput("step", "symmetric positive definite", f"{step!r:.80}", "use eq.tune, or a positive scalar")
-    return 0.5 * (a + a.T)
+    return symmetric(a)
 
 
 @dataclass(frozen=True)

@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from copy import deepcopy
+from dataclasses import dataclass, field, fields, replace
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.checks import finite_array
 from equipoise.errors import InvalidInput
-from equipoise.linalg import blocks, quadratic_forms, symmetric, weighted_gram
+from equipoise.linalg import blocks, symmetric
 from equipoise.theory.dynamics import Dynamics
 
-if TYPE_CHECKING:
-    from equipoise.models.problem import Model
-
-__all__ = [
-    "Curvature",
-    "DenseCurvature",
-    "LinearCurvature",
-    "Moments",
-    "moments",
-]
+__all__ = ["Bound", "Curvature", "DenseCurvature", "Moments"]
 
 
 class Curvature(Protocol):
     """Per-observation curvature, met only through its averages against a symmetric matrix."""
+
+    @property
+    def travels(self) -> bool:
+        """Whether it is pickled along: it then holds no rows, but knows where they are."""
+        ...
 
     def quadratic(self, S: Array) -> Array:
         """mean J_n S J_n."""
@@ -37,43 +35,16 @@ class Curvature(Protocol):
         ...
 
 
-def _root(S: Array) -> Array | None:
-    try:
-        return np.linalg.cholesky(symmetric(S)).astype(np.float64)
-    except np.linalg.LinAlgError:
-        return None
+class Bound(Protocol):
+    """What can be attached to moments: a problem."""
 
+    def at_constant(self, constant: float | None) -> Self:
+        """The problem with its constant fixed."""
+        ...
 
-@dataclass(frozen=True)
-class LinearCurvature:
-    """Curvature of a linear-predictor loss: J_n = h_n x_n x_nᵀ, third derivative t_n x_n ⊗ x_n ⊗ x_n.
-
-    `quadratic` costs O(N D²) and O(block · D) memory: mean h_n² (x_nᵀ S x_n) x_n x_nᵀ.
-    """
-
-    x: Array
-    second: Array
-    third_: Array
-
-    def quadratic(self, S: Array) -> Array:
-        """mean h_n² (x_nᵀ S x_n) x_n x_nᵀ."""
-        n, dim = self.x.shape
-        total = np.zeros((dim, dim))
-        root = _root(S)
-        for rows in blocks(n, dim):
-            x = self.x[rows]
-            total += weighted_gram(x, quadratic_forms(x, S, root) * self.second[rows] ** 2)
-        return symmetric(total) / n
-
-    def third(self, S: Array) -> Array:
-        """mean t_n (x_nᵀ S x_n) x_n."""
-        n, dim = self.x.shape
-        total = np.zeros(dim)
-        root = _root(S)
-        for rows in blocks(n, dim):
-            x = self.x[rows]
-            total += (quadratic_forms(x, S, root) * self.third_[rows]) @ x
-        return total / n
+    def curvature(self, theta: Array) -> Curvature:
+        """The operator behind K at θ."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -82,6 +53,11 @@ class DenseCurvature:
 
     hessians: Array
     thirds: Array | None = None
+
+    @property
+    def travels(self) -> bool:
+        """One matrix per observation stays where it is."""
+        return False
 
     def quadratic(self, S: Array) -> Array:
         """mean J_n S J_n."""
@@ -101,7 +77,7 @@ class DenseCurvature:
 
 @dataclass(frozen=True)
 class Moments:
-    """What the theory knows of a model and its data, at the minimiser.
+    """What the theory knows of a model and its data, at the minimiser. It holds no rows.
 
     Attributes
     ----------
@@ -115,10 +91,13 @@ class Moments:
         V, the centred covariance of the scores, and ḡ, their mean.
     noise_ratio
         Residual variance over working variance: what the well-specified linear proxy takes for σ²/s².
-    curvature
-        The per-observation curvature behind K; None after loading from disk, where the data are not kept.
     names
         Parameter names.
+    constant
+        The loss's constant (a scale, a shape) they were taken with; every later verb uses the same.
+    curvature
+        The per-observation curvature behind K: a reference to the problem, neither saved nor pickled. Without it what
+        was computed before still works; `attach` brings it back.
     """
 
     n: int
@@ -128,8 +107,9 @@ class Moments:
     score_cov: Array
     mean_score: Array
     noise_ratio: float
-    curvature: Curvature | None = field(repr=False)
     names: tuple[str, ...] = ()
+    constant: float | None = None
+    curvature: Curvature | None = field(default=None, repr=False, compare=False)
 
     @property
     def dim(self) -> int:
@@ -138,26 +118,47 @@ class Moments:
 
     def curvature_noise(self, S: ArrayLike) -> Array:
         """K(S) = mean J_n S J_n − J S J."""
-        S = np.asarray(S, dtype=np.float64)
-        return symmetric(self._curvature().quadratic(S) - self.loss_hessian @ S @ self.loss_hessian)
+        S = self._matrix(S)
+        return symmetric(self._operator().quadratic(S) - self.loss_hessian @ S @ self.loss_hessian)
 
     def third_derivative(self, S: ArrayLike) -> Array:
         """∇³L(θ̂)[S], a vector."""
-        return self._curvature().third(np.asarray(S, dtype=np.float64))
+        return self._operator().third(self._matrix(S))
 
     def gradient_noise(self, S: ArrayLike, dynamics: Dynamics) -> Array:
         """C(S) = b (V + K(S)), the stationary mean of the gradient covariance."""
-        return dynamics.noise_factor(self.n) * (self.score_cov + self.curvature_noise(S))
+        return dynamics.noise_factor(self.n) * (dynamics.estimator.score_cov(self) + self.curvature_noise(S))
 
-    def _curvature(self) -> Curvature:
+    def attach(self, problem: Bound) -> Moments:
+        """The same moments with a reference to the problem they were taken of."""
+        return replace(self, curvature=problem.at_constant(self.constant).curvature(self.params))
+
+    def _matrix(self, S: ArrayLike) -> Array:
+        matrix = finite_array("S", S)
+        if matrix.shape != (self.dim, self.dim):
+            raise InvalidInput(
+                "S", f"of shape ({self.dim}, {self.dim})", f"shape {matrix.shape}", "match the parameters"
+            )
+        return matrix
+
+    def _operator(self) -> Curvature:
         if self.curvature is None:
             raise InvalidInput(
                 "moments",
-                "made from data",
-                "moments loaded from disk, which keep no rows",
-                "call eq.moments on the data again",
+                "attached to their problem for this",
+                "moments that were loaded or sent, which keep no rows",
+                "call attach(eq.bind(model, data)), or eq.moments on the data again",
             )
         return self.curvature
+
+    def __getstate__(self) -> dict[str, object]:
+        kept = self.curvature if self.curvature is not None and self.curvature.travels else None
+        return {**vars(self), "curvature": kept}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Moments:
+        # a copy in the same process still knows its problem
+        copied = {f.name: deepcopy(getattr(self, f.name), memo) for f in fields(self) if f.name != "curvature"}
+        return replace(self, **copied)
 
     @classmethod
     def from_arrays(
@@ -232,24 +233,3 @@ def _checked_arrays(scores: ArrayLike, hessians: ArrayLike) -> tuple[Array, Arra
         if not np.isfinite(array).all():
             raise InvalidInput(name, "finite", "NaN or infinity", "drop those observations")
     return g, J_n
-
-
-def moments(model: Model, data: Any, params: Any, *, tuning_rows: int | None = None, seed: int = 0) -> Moments:
-    """Moments of `model` on `data` at `params`.
-
-    Parameters
-    ----------
-    model, data
-        The model and its data.
-    params
-        The minimiser, as in `Fit.params`.
-    tuning_rows
-        Use this many random rows instead of all; the moments still carry the full number of rows.
-    seed
-        Chooses those rows.
-
-    Returns
-    -------
-    Moments
-    """
-    return model.bind(data).moments(params, tuning_rows=tuning_rows, seed=seed)

@@ -18,6 +18,7 @@ from scipy.linalg import solve_triangular
 from scipy.sparse.linalg import LinearOperator, gmres
 
 from equipoise.arrays import Array
+from equipoise.linalg import symmetric
 
 __all__ = ["StepEquation", "solve_step"]
 
@@ -137,7 +138,7 @@ def _newton(equation: StepEquation, Y: Array, error: float, tolerance: float) ->
 
         def apply(v: Array, Z: Array = Z, ZsY: Array = ZsY) -> Array:
             D = v.reshape(dim, dim)
-            D = 0.5 * (D + D.T)
+            D = symmetric(D)
             half = c * s[:, None] * (Z @ (s[:, None] * D) - Z @ D @ ZsY)
             return (equation.resistance * D + half + half.T).ravel()
 
@@ -146,7 +147,7 @@ def _newton(equation: StepEquation, Y: Array, error: float, tolerance: float) ->
             (dim * dim, dim * dim), matvec=lambda v: v / equation.resistance.ravel(), dtype=np.float64
         )
         v, _ = gmres(operator, -equation.residual(Y).ravel(), rtol=1e-12, M=scaling, restart=100, maxiter=5)
-        direction = 0.5 * (v.reshape(dim, dim) + v.reshape(dim, dim).T)
+        direction = symmetric(v.reshape(dim, dim))
         Y, error, moved = _search(equation, Y, direction, error, shrink=0.5)
         if not moved:
             break

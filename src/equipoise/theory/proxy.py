@@ -62,7 +62,7 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
     """
     b, J = dynamics.noise_factor(moments.n), moments.loss_hessian
     if proxy == "dq-exact":
-        return Noise(b * moments.score_cov, lambda S: b * moments.curvature_noise(S))
+        return Noise(b * dynamics.estimator.score_cov(moments), lambda S: b * moments.curvature_noise(S))
     if proxy == "ct":
         return Noise(b * moments.score_cov, None, discrete=False)
     if proxy == "dq-const":

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,9 @@ from numpy.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
+from equipoise.checks import is_number, probability, whole
 from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput, UnstableStep
+from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory import mixing
 from equipoise.theory.equation import balance
 from equipoise.theory.modes import Modes, step_matrix
@@ -21,7 +22,7 @@ from equipoise.theory.stability import decay_bound, largest_multiple, mean_radiu
 
 if TYPE_CHECKING:
     from equipoise.theory.dynamics import Dynamics
-    from equipoise.theory.moments import Moments
+    from equipoise.theory.moments import Bound, Moments
 
 __all__ = ["Stationary", "max_stable_step", "require_spread", "stationary"]
 
@@ -39,32 +40,42 @@ class Stationary:
         Stationary covariance Σ.
     step
         Step matrix Λ.
-    hessian
-        H.
     gradient_noise
         C(Σ), the stationary mean of the gradient covariance.
     score_noise
         C(0), the gradient covariance at the minimiser.
-    bias
-        The mean bias, or how to compute it: it takes a pass over the data, and is computed when first asked for.
     dynamics, proxy
         The dynamics and the proxy the law was computed with.
+    moments
+        The moments it was computed from.
+    bias
+        The mean bias where it is already known; it takes a pass over the data, and is else computed when asked for.
     """
 
     cov: Array
     step: Array
-    hessian: Array
     gradient_noise: Array
     score_noise: Array
-    bias: Array | Callable[[], Array] = field(repr=False)
     dynamics: Dynamics
     proxy: str
-    noise: Noise | None = field(repr=False, default=None)
+    moments: Moments = field(repr=False)
+    bias: Array | None = field(repr=False, default=None)
+
+    @property
+    def hessian(self) -> Array:
+        """H."""
+        return self.moments.hessian
+
+    def attach(self, problem: Bound) -> Stationary:
+        """The same law with a reference to the problem it belongs to."""
+        return replace(self, moments=self.moments.attach(problem))
 
     @cached_property
     def mean_bias(self) -> Array:
         """−½ H⁻¹ ∇³L[Σ], the predicted shift of the stationary mean; NaN where third derivatives are unknown."""
-        return self.bias() if callable(self.bias) else self.bias
+        if self.bias is not None:
+            return self.bias
+        return -0.5 * np.linalg.solve(self.hessian, self.moments.third_derivative(self.cov)).astype(np.float64)
 
     @cached_property
     def modes(self) -> Modes:
@@ -72,16 +83,10 @@ class Stationary:
         return _modes(self.step, self.hessian, self.dynamics, discrete=self.proxy != "ct")
 
     @cached_property
+    @in_fixed_order
     def spectral_radius(self) -> float:
         """ρ(T): the factor by which the slowest second moment decays each step."""
-        if self.noise is None:
-            raise InvalidInput(
-                "law",
-                "computed from data",
-                "a law loaded from disk, which keeps no rows",
-                "call eq.stationary again",
-            )
-        return spectral_radius(self.modes, self.noise)
+        return spectral_radius(self.modes, proxy_noise(self.moments, self.dynamics, self.proxy))
 
     @property
     def is_stable(self) -> bool:
@@ -90,6 +95,7 @@ class Stationary:
 
     def autocovariance(self, lag: int) -> Array:
         """Ξ_k = Cov(θ_{t+k}, θ_t)."""
+        lag = whole("lag", abs(lag) if is_number(lag) else lag, 0, "pass an int") * (-1 if lag < 0 else 1)
         if lag < 0:
             return self.autocovariance(-lag).T
         return self.modes.outward(mixing.autocovariance(self.modes, self._spread, lag))
@@ -124,12 +130,11 @@ class Stationary:
 
     def ess(self, steps: int) -> float:
         """Effective draws in `steps` steps, in the slowest direction."""
-        return steps / self.iact()
+        return whole("steps", steps, 0, "pass an int") / self.iact()
 
     def iterate_average_cov(self, k: int) -> Array:
         """Covariance of the average of k successive iterates, k⁻² [kΣ + Σ_j (k−j)(Ξ_j + Ξ_jᵀ)], without a loop."""
-        if k < 1:
-            raise InvalidInput("k", "at least 1", k, "average at least one iterate")
+        k = whole("k", k, 1, "average at least one iterate")
         return self.modes.outward(mixing.iterate_average(self.modes, self._spread, k))
 
     def burn_in(self, start: ArrayLike, tolerance: float = 0.01) -> int:
@@ -137,8 +142,7 @@ class Stationary:
 
         The relative error of every second moment and the mean in standard deviations are then at most `tolerance`.
         """
-        if not 0.0 < tolerance < 1.0:
-            raise InvalidInput("tolerance", "between 0 and 1", tolerance, "0.01 is a common choice")
+        tolerance = probability("tolerance", tolerance)
         e = np.asarray(start, dtype=np.float64)
         if e.shape != (len(self.cov),):
             raise InvalidInput(
@@ -156,8 +160,7 @@ class Stationary:
         sqrt(E‖Σ̂−Σ‖²_F) / ‖Σ‖_F for `draws` stored draws, one every `thin` steps, of a law this close to normal. With
         `standardised`, both in units of the predicted standard deviations, so that the parameters' units do not matter.
         """
-        if draws < 1 or thin < 1:
-            raise InvalidInput("draws, thin", "at least 1", f"{draws}, {thin}", "pass positive whole numbers")
+        draws, thin = (whole(name, v, 1, "pass an int") for name, v in (("draws", draws), ("thin", thin)))
         scale = np.sqrt(np.diag(self.cov)) if standardised else np.ones(len(self.cov))
         basis = self.modes.basis / scale[:, None]
         total = mixing.covariance_noise(self.modes, self._spread, thin, basis.T @ basis)
@@ -183,6 +186,7 @@ class Stationary:
         return decay_bound(self.modes, self._spread, self.modes.force(self.gradient_noise - self.score_noise))
 
 
+@in_fixed_order
 def stationary(moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str = "dq-exact") -> Stationary:
     """The stationary law of a chain with a given step.
 
@@ -232,13 +236,9 @@ def law(
 ) -> Stationary:
     """The law whose covariance, and perhaps C(Σ), are already known: no equation is solved."""
     noise = proxy_noise(moments, dynamics, proxy)
-    cov = 0.5 * (cov + cov.T)
+    cov = symmetric(cov)
     C = noise.at(cov) if gradient_noise is None else gradient_noise
-
-    def bias() -> Array:
-        return -0.5 * np.linalg.solve(moments.hessian, moments.third_derivative(cov)).astype(np.float64)
-
-    return Stationary(cov, step, moments.hessian, C, noise.constant, bias, dynamics, proxy, noise)
+    return Stationary(cov, step, C, noise.constant, dynamics, proxy, moments)
 
 
 def require_spread(cov: Array) -> None:
@@ -260,6 +260,7 @@ def require_spread(cov: Array) -> None:
         )
 
 
+@in_fixed_order
 def max_stable_step(
     moments: Moments, dynamics: Dynamics, direction: ArrayLike | None = None, *, proxy: str = "dq-exact"
 ) -> float:
@@ -310,4 +311,4 @@ def _between(hessian: Array, middle: Array) -> Array:
     factor = cho_factor(hessian)
     half = cho_solve(factor, middle)
     full = cho_solve(factor, half.T)
-    return 0.5 * (full + full.T)
+    return symmetric(full)

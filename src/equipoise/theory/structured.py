@@ -15,7 +15,9 @@ from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
 from equipoise.errors import UnstableStep
+from equipoise.linalg import symmetric
 from equipoise.theory.equation import balance
+from equipoise.theory.proxy import proxy_noise
 from equipoise.theory.stationary import Stationary, max_stable_step, stationary
 
 if TYPE_CHECKING:
@@ -94,11 +96,10 @@ def divergence_gradient(law: Stationary, target: Array) -> Array:
         total -= 2.0 * (1.0 + k * k) / (1.0 - k * k) * H @ S @ H @ Lam @ U
         total -= 8.0 * T * k / (1.0 + k) * H @ Lam @ U
         total += 2.0 * k / (1.0 - k * k) * (H @ Lam @ H @ S @ U + H @ S @ U @ Lam @ H)
-    return -0.5 * (total + total.T)
+    return -symmetric(total)
 
 
 def _adjoint(law: Stationary, outer: Array) -> Array:
     """Solve the adjoint of the stationary equation for the sensitivity `outer` of a function of Σ."""
-    modes, noise = law.modes, law.noise
-    assert noise is not None  # the law was just computed from data
+    modes, noise = law.modes, proxy_noise(law.moments, law.dynamics, law.proxy)
     return modes.dual.T @ balance(modes, noise, modes.force(outer))[0] @ modes.dual

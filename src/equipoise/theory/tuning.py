@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed, InfeasibleTarget, InvalidInput
-from equipoise.linalg import symmetric
+from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory.dynamics import Dynamics
-from equipoise.theory.moments import Moments
+from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.momentum import StepEquation, solve_step
 from equipoise.theory.proxy import proxy_noise
 from equipoise.theory.stationary import Stationary, law, require_spread, stationary
@@ -37,8 +37,6 @@ class Tuning:
         Relative residual of the tuning equation; for a restricted structure, of the predicted covariance's gradient.
     predicted
         The predicted stationary law; its covariance is the target, except for a restricted structure.
-    center
-        The minimiser θ̂ the chain moves around.
     proxy, structure
         How it was tuned.
     distance
@@ -52,7 +50,6 @@ class Tuning:
     target: Array
     residual: float
     predicted: Stationary
-    center: Array
     proxy: str
     structure: str
     distance: float
@@ -71,7 +68,31 @@ class Tuning:
         """
         predicted = stationary(moments, step, dynamics, proxy)
         require_spread(predicted.cov)
-        return cls(predicted.step, dynamics, predicted.cov, 0.0, predicted, moments.params, proxy, "given", 0.0)
+        return cls(predicted.step, dynamics, predicted.cov, 0.0, predicted, proxy, "given", 0.0)
+
+    @property
+    def center(self) -> Array:
+        """The minimiser θ̂ the chain moves around."""
+        return self.predicted.moments.params
+
+    @property
+    def constant(self) -> float | None:
+        """The constant of the loss it was tuned for."""
+        return self.predicted.moments.constant
+
+    @property
+    def noise(self) -> Array:
+        """Covariance of the noise injected at every step; zeros for SGD."""
+        return self.dynamics.injected.covariance(self.step)
+
+    @property
+    def expected(self) -> Array:
+        """The covariance draws should have: the target where a pilot corrected the step for it, else the predicted."""
+        return self.predicted.cov if self.internal is None else self.target
+
+    def attach(self, problem: Bound) -> Tuning:
+        """The same tuning with a reference to the problem it was made for."""
+        return replace(self, predicted=self.predicted.attach(problem))
 
     @property
     def dim(self) -> int:
@@ -79,6 +100,7 @@ class Tuning:
         return len(self.center)
 
 
+@in_fixed_order
 def tune(
     moments: Moments,
     target: str | ArrayLike,
@@ -146,14 +168,14 @@ def tune(
             f"target: the step matrix that solves the equation for momentum {dynamics.momentum:g} is not stable. "
             "To fix: use a smaller momentum."
         )
-    return Tuning(step, dynamics, matrix, residual, predicted, moments.params, proxy, "full", 0.0)
+    return Tuning(step, dynamics, matrix, residual, predicted, proxy, "full", 0.0)
 
 
 def _structured(moments: Moments, target: Array, dynamics: Dynamics, proxy: str, structure: str) -> Tuning:
     step, residual = best_structured(moments, target, dynamics, proxy, structure)
     predicted = stationary(moments, step, dynamics, proxy)
     distance = divergence(predicted.cov, target)
-    return Tuning(step, dynamics, target, residual, predicted, moments.params, proxy, structure, distance)
+    return Tuning(step, dynamics, target, residual, predicted, proxy, structure, distance)
 
 
 def _require_feasible(equation: StepEquation, moments: Moments) -> None:

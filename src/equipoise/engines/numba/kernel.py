@@ -39,6 +39,7 @@ __all__ = [
     "FINISH",
     "GROUP",
     "HELD",
+    "NEVER",
     "PART",
     "STRIPS",
     "SUM",
@@ -74,6 +75,8 @@ PART = 1024
 WHOLE, DRAW, SUM, FINISH = range(4)
 # Stored iterates mapped back to parameters together: the map is read once for all of them.
 HELD = 8
+# The thinning of a run that stores nothing.
+NEVER = 0
 _LINE = 64
 
 # No fast-math flag: the order of operations is the one written. Only Python calls the result, not C.
@@ -334,7 +337,7 @@ def run(
     # not literals, with which a helper would be compiled once more
     hits = held = stored = 0 * step
     finite, end = True, step + steps
-    until_stored = thin - step % thin if thin > 0 else steps + 1
+    until_stored = steps + 1 if thin == NEVER else thin - step % thin
     while step < end and finite:
         if phase in (WHOLE, DRAW):
             draw(rng, cells.shape[0], scratch)

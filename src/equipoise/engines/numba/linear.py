@@ -23,14 +23,28 @@ from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 from equipoise.engines.cost import SPLIT, rows_ahead
+from equipoise.engines.engine import Advance, ChainState
 from equipoise.engines.numba.compiling import MOST_CONSTANTS, kernel
 from equipoise.engines.numba.compiling import compile_helper as _compile_helper  # noqa: F401  (tests compile losses with it)
-from equipoise.engines.numba.kernel import BLOCK, DRAW, FINISH, GROUP, HELD, PART, STRIPS, SUM, WHOLE, Lift, Scratch
+from equipoise.engines.numba.kernel import (
+    BLOCK,
+    DRAW,
+    FINISH,
+    GROUP,
+    HELD,
+    NEVER,
+    PART,
+    STRIPS,
+    SUM,
+    WHOLE,
+    Lift,
+    Scratch,
+)
 from equipoise.engines.numba.table import RowTable, padded, side_columns
 from equipoise.engines.numba.vector import LANES
 from equipoise.families.family import ScalarLoss
 
-__all__ = ["ChainState", "LinearProgram", "advance", "advance_coupled", "initial_state", "lifting"]
+__all__ = ["LinearProgram", "advance", "advance_coupled", "lifting"]
 
 
 _AS_THEY_ARE: Lift = np.empty(0), np.empty(0, np.int64)
@@ -89,42 +103,22 @@ class LinearProgram:
         object.__setattr__(self, "rows", table.rows)
 
 
-@dataclass
-class ChainState:
-    """Where a chain stands: all it needs to resume bit for bit.
-
-    Arrays are updated in place; `step` counts from 1; `hits` counts the steps on which the guard acted.
-    """
-
-    position: Array  # φ, (D,)
-    velocity: Array  # m, (D,)
-    rng: NDArray[np.uint64]  # the four words of the generator
-    step: int = 0
-    hits: int = 0
-
-
-def initial_state(position: Array, seed: np.random.SeedSequence) -> ChainState:
-    """A chain at rest at `position`, with a generator of its own drawn from `seed`."""
-    start = np.array(position, dtype=np.float64)
-    return ChainState(start, np.zeros_like(start), seed.generate_state(4, np.uint64).astype(np.uint64))
-
-
 def advance(
     program: LinearProgram,
     state: ChainState,
     steps: int,
-    thin: int,
+    thin: int | None,
     out: Array,
     lift: Lift = _AS_THEY_ARE,
     threads: int = 1,
     pool: Executor | None = None,
-) -> int:
+) -> Advance:
     """Run `steps` steps in place and store every `thin`-th iterate; no bit depends on how a run is split.
 
     Parameters
     ----------
     thin
-        φ is stored after each step whose number `state.step` (from 1) is a multiple of it; 0 stores nothing.
+        φ is stored after each step whose number `state.step` (from 1) is a multiple of it; None stores nothing.
     out
         Receives the draws, (m, D), each in one piece of memory.
     lift
@@ -134,16 +128,15 @@ def advance(
 
     Returns
     -------
-    int
-        The number of rows written, or −1 minus that number if an iterate was not finite. The state then
-        stands at that iterate, `state.step` is its number, and the rows written before it are valid.
+    Advance
+        The number of rows written, and whether an iterate was not finite.
 
     Raises
     ------
     ValueError
         If `out` has too few rows, or rows that are not in one piece.
     """
-    if thin > 0 and (state.step + steps) // thin - state.step // thin > len(out):
+    if thin is not None and (state.step + steps) // thin - state.step // thin > len(out):
         # The compiled loop does not check its bounds.
         raise ValueError(f"out has {len(out)} rows, too few for {steps} steps thinned by {thin}")
     if out.size > len(out) and out.strides[1] != out.itemsize:
@@ -164,7 +157,7 @@ def advance(
     scratch, parts = _scratch(program), parts_of(program.batch_size)
 
     def call(phase: int, first: int, last: int, steps: int, out: Array, scratch: Scratch = scratch) -> Any:
-        clock = state.step, steps, thin, ahead
+        clock = state.step, steps, NEVER if thin is None else thin, ahead
         return loop(model, guard, rates, phi, m, state.rng, scratch, clock, (phase, first, last), lift, out)
 
     written, finite, end = 0, True, state.step + steps
@@ -178,7 +171,7 @@ def advance(
         state.hits += hits
         written += int(stored)
     state.position[:], state.velocity[:] = phi[:dim], m[:dim]
-    return written if finite else -1 - written
+    return Advance(written, not finite)
 
 
 def _sum_together(call: Any, scratch: Scratch, parts: int, threads: int, pool: Executor) -> None:
@@ -231,9 +224,9 @@ def advance_coupled(
     score0: Array,
     curvature0: Array,
     steps: int,
-    thin: int,
+    thin: int | None,
     out: Array,
-) -> int:
+) -> Advance:
     """Run the chain and its quadratic proxy ψ on the same minibatches and the same noise (theory §8).
 
     The proxy replaces w ℓ'(o_n + x̃_nᵀφ, y_n) by score0_n + curvature0_n x̃_nᵀψ and has no guard. What a step
@@ -251,7 +244,7 @@ def advance_coupled(
 
     Returns
     -------
-    int
+    Advance
         As for `advance`; a run ends at the first step at which either of the two is not finite.
     """
     start = deepcopy(state)
@@ -264,9 +257,7 @@ def advance_coupled(
         state.position[:], state.velocity[:], state.rng[:] = start.position, start.velocity, start.rng
         state.step, state.hits = start.step, start.hits
         advance(program, state, shadow.step - start.step, thin, out[:, 0])
-    # max(k, −1 − k) is the number of rows behind a return value k.
-    fewest = min(max(stored, -1 - stored), max(shadowed, -1 - shadowed))
-    return fewest if min(stored, shadowed) >= 0 else -1 - fewest
+    return Advance(min(stored.written, shadowed.written), stored.diverged or shadowed.diverged)
 
 
 def _proxy(program: LinearProgram, score0: Array, curvature0: Array) -> LinearProgram:

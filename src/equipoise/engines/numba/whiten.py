@@ -1,34 +1,72 @@
-"""From a problem and a tuning to a program in whitened coordinates θ = θ̂ + L φ, Λ = L Lᵀ (theory §10)."""
+"""From a regression and a tuning to a program in whitened coordinates θ = θ̂ + L φ, Λ = L Lᵀ (theory §10)."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cholesky, eigh, solve, solve_triangular
 
 from equipoise.arrays import Array
+from equipoise.checks import one_of
+from equipoise.data.arrays import Rows
+from equipoise.data.source import Source
 from equipoise.engines.cost import threads_per_chain
-from equipoise.engines.numba.linear import ChainState, LinearProgram, advance, initial_state, lifting
+from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
+from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
 from equipoise.engines.numba.table import RowTable
-from equipoise.errors import InvalidInput
-from equipoise.linalg import blocks
+from equipoise.families.family import ScalarLoss
+from equipoise.linalg import in_fixed_order
 
 if TYPE_CHECKING:
-    from equipoise.models.linear import LinearProblem
     from equipoise.theory.tuning import Tuning
 
-__all__ = ["LinearEngine", "linear_engine"]
+__all__ = ["LinearCoupling", "LinearEngine", "Regression", "linear_coupling", "linear_engine"]
+
+# Part of every engine's identity: a change that alters bits gets a new one.
+_VERSION = "numba 3"
+
+
+@dataclass(frozen=True)
+class Regression:
+    """What the engine needs to know of a problem: L(θ) = (1/N) [Σ w_n ℓ(x_nᵀθ + o_n, y_n) + ½ (θ−m)ᵀ Γ (θ−m)].
+
+    Attributes
+    ----------
+    loss
+        ℓ, with its constants.
+    source
+        The rows.
+    precision, mean, n
+        Γ, m and N.
+    """
+
+    loss: ScalarLoss
+    source: Source[Rows]
+    precision: Array
+    mean: Array
+    n: int
+
+    @property
+    def identity(self) -> str:
+        """A digest of all of it."""
+        digest = hashlib.blake2b(f"{_VERSION} {self.loss.name} {self.n}".encode(), digest_size=16)
+        for array in (self.loss.constants, self.precision, self.mean):
+            digest.update(np.ascontiguousarray(array).data)
+        digest.update(self.source.fingerprint().encode())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class LinearEngine:
     """Runs chains of a linear-predictor problem; positions are φ, and `parameters` maps them back to θ."""
 
+    regression: Regression
     program: LinearProgram
     root: Array
     center: Array
@@ -38,50 +76,58 @@ class LinearEngine:
         return initial_state(solve(self.root, theta - self.center), seed)
 
     def advance(
-        self, states: list[ChainState], steps: int, thin: int, outs: list[Array], pool: Executor, threads: int = 1
-    ) -> list[int]:
+        self,
+        states: Sequence[ChainState],
+        steps: int,
+        thin: int | None,
+        outs: Sequence[Array],
+        pool: Executor,
+        threads: int = 1,
+    ) -> list[Advance]:
         """Run every chain, each on a thread of its own or several, and store parameters; see `linear.advance`."""
         lift = lifting(self.root, self.center)
         shared = threads_per_chain(self.program.batch_size, threads, len(states))
 
-        def chain(state: ChainState, out: Array) -> int:
+        def chain(state: ChainState, out: Array) -> Advance:
             return advance(self.program, state, steps, thin, out, lift, shared, pool)
 
         return list(pool.map(chain, states, outs))
 
-    def identity(self) -> tuple[NDArray[Any], ...]:
-        """The arrays that, with the step and the options, determine a run; of the rows, a digest."""
-        program = self.program
-        name = np.frombuffer(program.loss.name.encode(), dtype=np.uint8).astype(np.float64)
-        constants = program.loss.constants
-        return (
-            name,
-            constants,
-            _digest(program.table),
-            program.base,
-            program.y,
-            program.weights,
-            program.prior_gradient,
-            program.prior_curvature,
-        )
+    @cached_property
+    def identity(self) -> str:
+        """A digest of rows, loss, prior and how rows are held."""
+        return f"{self.regression.identity} {self.program.storage}"
 
     def parameters(self, positions: Array) -> Array:
         """θ̂ + L φ for many φ."""
         return positions @ self.root.T + self.center
 
 
-def _digest(table: RowTable) -> NDArray[np.uint8]:
-    """32 bytes that change with any row; the rows, which padding separates, are not copied as a whole."""
-    digest = hashlib.blake2b(str(table.cells.dtype).encode(), digest_size=32)
-    for block in blocks(*table.rows.shape):
-        digest.update(np.ascontiguousarray(table.rows[block]).data)
-    return np.frombuffer(digest.digest(), dtype=np.uint8)
+@dataclass(frozen=True)
+class LinearCoupling:
+    """A chain and its quadratic proxy on the same batches and noise (theory §8)."""
+
+    engine: LinearEngine
+
+    def run(self, seed: np.random.SeedSequence, burn_in: int, steps: int, thin: int) -> tuple[Array, int | None]:
+        """Pairs (m, 2, D) of parameters, chain first; and the step at which one of them diverged, or None."""
+        program, dim = self.engine.program, len(self.engine.center)
+        p, weights = program.loss.constants, program.table.sides[:, 2]
+        score, curvature = (weights * d(program.base, program.y, p) for d in (program.loss.d1, program.loss.d2))
+        state = self.engine.start(self.engine.center, seed)
+        shadow, pairs = np.zeros((2, dim)), np.empty((steps // thin + 1, 2, dim))
+        done = advance_coupled(program, state, shadow, score, curvature, burn_in, None, pairs)
+        if not done.diverged:
+            done = advance_coupled(program, state, shadow, score, curvature, steps, thin, pairs)
+        found = self.engine.parameters(pairs[: done.written])
+        return found, state.step if done.diverged else None
 
 
+@in_fixed_order
 def linear_engine(
-    problem: LinearProblem, tuning: Tuning, radius2: float, storage: str = "float64", ahead: int | None = None
+    regression: Regression, tuning: Tuning, guard: Guard, storage: str = "float64", ahead: int | None = None
 ) -> LinearEngine:
-    """Whiten a problem for a step matrix.
+    """Whiten a regression for a step matrix.
 
     Of all roots of Λ the one that makes the prior diagonal is taken, so that a step costs O(B D) with any prior; without
     one that is the triangular root, which halves the cost of a stored draw.
@@ -89,8 +135,8 @@ def linear_engine(
 
     Parameters
     ----------
-    problem, tuning, radius2
-        What to sample, the step matrix, and the guard's squared radius.
+    regression, tuning, guard
+        What to sample, the step matrix, and the guard's ellipsoid.
     storage, ahead
         How the rows are held and fetched; see `equipoise.engines.numba.linear.LinearProgram`.
 
@@ -99,31 +145,29 @@ def linear_engine(
     InvalidInput
         If the storage is neither float64 nor float32.
     """
-    if storage not in ("float64", "float32"):
-        raise InvalidInput("storage", "float64 or float32", repr(storage), "leave it out")
-    rows, dynamics, center = problem.rows, tuning.dynamics, tuning.center
+    one_of("storage", storage, ("float64", "float32"), "leave it out")
+    dynamics, center, n = tuning.dynamics, tuning.center, regression.n
     C = cholesky(tuning.step, lower=True)
-    curvature, U = eigh(C.T @ problem.precision @ C)
-    root = np.ascontiguousarray(C @ U) if problem.precision.any() else C
-    table = RowTable.blank(rows.n, rows.dim, storage)
-    for block in blocks(*rows.x.shape):
-        table.rows[block] = rows.x[block] @ root
-    half = solve_triangular(cholesky(tuning.predicted.cov, lower=True), root, lower=True)
+    curvature, U = eigh(C.T @ regression.precision @ C)
+    root = np.ascontiguousarray(C @ U) if regression.precision.any() else C
+    table, base, y, weights = _whitened(regression.source, root, center, storage)
+    half = solve_triangular(cholesky(guard.cov, lower=True), root, lower=True)
     metric = half.T @ half
     return LinearEngine(
+        regression,
         LinearProgram(
-            loss=problem.loss_at(center),
+            loss=regression.loss,
             rows=table,
-            base=problem.predictor(center),
-            y=rows.y,
-            weights=np.empty(0) if rows.weights is None else rows.weights,
-            prior_gradient=root.T @ (problem.precision @ (center - problem.mean)) / problem.n,
-            prior_curvature=np.maximum(curvature, 0.0) / problem.n,
+            base=base,
+            y=y,
+            weights=weights,
+            prior_gradient=root.T @ (regression.precision @ (center - regression.mean)) / n,
+            prior_curvature=np.maximum(curvature, 0.0) / n,
             batch_size=dynamics.batch_size,
             replacement=dynamics.replacement,
             momentum=dynamics.momentum,
-            noise_scale=float(np.sqrt(2.0 * dynamics.temperature)),
-            guard_radius2=radius2,
+            noise_scale=float(np.sqrt(2.0 * dynamics.injected.temperature)),
+            guard_radius2=guard.radius2,
             guard_metric=metric,
             guard_bound=float(np.linalg.eigvalsh(metric)[-1]),
             storage=storage,
@@ -132,3 +176,23 @@ def linear_engine(
         root,
         center,
     )
+
+
+def linear_coupling(regression: Regression, tuning: Tuning, guard: Guard) -> LinearCoupling:
+    """The engine beside its quadratic proxy."""
+    return LinearCoupling(linear_engine(regression, tuning, guard))
+
+
+def _whitened(source: Source[Rows], root: Array, center: Array, storage: str) -> tuple[RowTable, Array, Array, Array]:
+    """The table of rows Lᵀ x_n, and of every row its predictor at θ̂, response and weight (none: of length zero)."""
+    table = RowTable.blank(source.n, len(center), storage)
+    base, y, weights, start = np.empty(source.n), np.empty(source.n), np.ones(source.n), 0
+    for rows in source.blocks():
+        here = slice(start, start + rows.n)
+        table.rows[here] = rows.x @ root
+        base[here] = rows.x @ center if rows.offset is None else rows.x @ center + rows.offset
+        y[here] = rows.y
+        if rows.weights is not None:
+            weights[here] = rows.weights
+        start += rows.n
+    return table, base, y, weights

@@ -1,5 +1,6 @@
 """Any differentiable loss, written in JAX; the only models that import it."""
 
-from equipoise.models.general.model import GeneralProblem, Model
+from equipoise.models.general.model import Model
+from equipoise.models.general.problem import GeneralProblem
 
 __all__ = ["GeneralProblem", "Model"]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.linalg import blocks, symmetric
+from equipoise.linalg import blocks, fixed_order, symmetric, tree_sum
 
 if TYPE_CHECKING:
-    from equipoise.models.general.model import GeneralProblem
+    from equipoise.models.general.problem import GeneralProblem, Padded
 
 __all__ = ["DIRECTIONS", "FactoredCurvature", "GeneralCurvature", "factored_curvature"]
 
@@ -29,6 +29,14 @@ _SPARE = 4
 _STORED = 1 << 27
 
 
+class _Quadratic(NamedTuple):
+    total: Array
+
+
+class _Third(NamedTuple):
+    total: Array
+
+
 @dataclass(frozen=True)
 class GeneralCurvature:
     """Exact Hessians of each block of rows, recomputed at every call: O(block · D²) memory."""
@@ -36,27 +44,33 @@ class GeneralCurvature:
     problem: GeneralProblem
     theta: Array
 
+    @property
+    def travels(self) -> bool:
+        """Rows in memory stay where they are."""
+        return False
+
     def quadratic(self, S: Array) -> Array:
         """mean J_n S J_n."""
-        total = np.zeros_like(S)
+
+        def products(b: Padded) -> _Quadratic:
+            J = np.asarray(self.problem.functions.hessians(self.theta, b.rows))[: b.size]
+            return _Quadratic(np.einsum("nij,njk->ik", J @ S, J, optimize=True))
+
         with jax.enable_x64(True):
-            for block, mask in self.problem.blocks(S.size):
-                J = (
-                    np.asarray(self.problem.model.functions.hessians(self.theta, block))
-                    * np.asarray(mask)[:, None, None]
-                )
-                total += np.einsum("nij,njk->ik", J @ S, J, optimize=True)
-        return symmetric(total) / self.problem.size
+            return symmetric(self.problem.reduce(products, S.size).total) / self.problem.source.n
 
     def third(self, S: Array) -> Array:
         """∇³L[S], the regulariser's share included: the gradient of tr(∇²L S)."""
         values, vectors = np.linalg.eigh(symmetric(S))
-        functions, total = self.problem.model.functions, np.zeros(len(S))
+        functions = self.problem.functions
+
+        def bend(b: Padded) -> _Third:
+            return _Third(np.array(functions.bend_gradient(self.theta, b.rows, b.mask, values, vectors.T)))
+
         with jax.enable_x64(True):
-            for block in self.problem.blocks(DIRECTIONS * len(S)):
-                total += np.asarray(functions.bend_gradient(self.theta, *block, values, vectors.T))
+            total = self.problem.reduce(bend, DIRECTIONS * len(S)).total
             penalty = np.asarray(functions.penalty_bend(self.theta, S))
-        return total / self.problem.size + penalty / self.problem.n
+        return total / self.problem.source.n + penalty / self.problem.n
 
 
 @dataclass(frozen=True)
@@ -72,16 +86,22 @@ class FactoredCurvature:
     negligible: float
     stored: tuple[tuple[Array, Array], ...] = ()
 
+    @property
+    def travels(self) -> bool:
+        """Rows in memory stay where they are."""
+        return False
+
     def quadratic(self, S: Array) -> Array:
         """mean J_n S J_n in O(N r D²)."""
-        total = np.zeros_like(S)
-        with jax.enable_x64(True):
-            for factors, weights in self.parts():
-                for rows in blocks(len(factors), factors[0].size):
-                    u, w = factors[rows], weights[rows]
-                    middle = np.einsum("nik,njk->nij", u @ S, u) * (w[:, :, None] * w[:, None, :])
-                    total += np.einsum("nid,nie->de", u, middle @ u, optimize=True)
-        return symmetric(total) / self.exact.problem.size
+        with jax.enable_x64(True), fixed_order():
+            return symmetric(tree_sum(self._products(S)).total) / self.exact.problem.source.n
+
+    def _products(self, S: Array) -> Iterator[_Quadratic]:
+        for factors, weights in self.parts():
+            for rows in blocks(len(factors), factors[0].size):
+                u, w = factors[rows], weights[rows]
+                middle = np.einsum("nik,njk->nij", u @ S, u) * (w[:, :, None] * w[:, None, :])
+                yield _Quadratic(np.einsum("nid,nie->de", u, middle @ u, optimize=True))
 
     def third(self, S: Array) -> Array:
         """∇³L[S]."""
@@ -90,10 +110,12 @@ class FactoredCurvature:
     def parts(self) -> Iterator[tuple[Array, Array]]:
         """Factors u (rows, rank, D) and weights w (rows, rank) of each block of rows; call it in float64."""
         yield from self.stored
-        problem, theta = self.exact.problem, self.exact.theta
-        for block, mask in islice(problem.blocks(self.probes.size), len(self.stored), None):
-            images = np.asarray(problem.model.functions.products(theta, block, self.probes))
-            yield _factors(images[np.asarray(mask) > 0], self.probes, self.rank, self.negligible)
+        problem, theta, longest = self.exact.problem, self.exact.theta, 0
+        for block in islice(problem.source.blocks(self.probes.size), len(self.stored), None):
+            longest = max(longest, block.n)
+            padded = problem.padded(block, longest)
+            images = np.asarray(problem.functions.products(theta, padded.rows, self.probes))[: padded.size]
+            yield _factors(images, self.probes, self.rank, self.negligible)
 
 
 class _HigherRank(Exception):
@@ -108,12 +130,11 @@ def factored_curvature(exact: GeneralCurvature) -> FactoredCurvature | None:
     """
     dim, problem = exact.theta.size, exact.problem
     rng = np.random.default_rng(0)
-    some = rng.choice(problem.size, size=min(_PROBED_ROWS, problem.size), replace=False)
+    some = problem.source.sample(min(_PROBED_ROWS, problem.source.n), seed=0)
     with jax.enable_x64(True):
-        rows = jax.tree.map(lambda a: a[some], problem.data)
-        hessians = problem.model.functions.hessians
         # one by one: a block of them may not fit
-        spectra = np.abs([np.linalg.eigvalsh(hessians(exact.theta, _one(rows, k))[0]) for k in range(len(some))])
+        ones = [problem.padded(row.take(slice(k, k + 1)), 1).rows for row in some.blocks() for k in range(row.n)]
+        spectra = np.abs([np.linalg.eigvalsh(problem.functions.hessians(exact.theta, one)[0]) for one in ones])
         rank = int((spectra > _EXACT * spectra.max()).sum(axis=1).max())
         if 4 * rank > dim or rank == 0:
             return None
@@ -127,10 +148,6 @@ def factored_curvature(exact: GeneralCurvature) -> FactoredCurvature | None:
         except _HigherRank:
             return None
     return replace(found, stored=tuple(stored))
-
-
-def _one(rows: Any, k: int) -> Any:
-    return jax.tree.map(lambda a: a[k : k + 1], rows)
 
 
 def _factors(images: Array, probes: Array, rank: int, negligible: float) -> tuple[Array, Array]:

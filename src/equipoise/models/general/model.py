@@ -6,8 +6,8 @@ arguments of compiled functions, in blocks of rows, so memory stays O(block · D
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,19 +17,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.checks import finite_array
+from equipoise.engines.jax.autodiff import Loss
 from equipoise.errors import InvalidInput
-from equipoise.linalg import FLAT, curvature_axes, symmetric
-from equipoise.models.general.curvature import DIRECTIONS, GeneralCurvature, factored_curvature
-from equipoise.models.general.structure import Structure, row_count, trainable_structure
-from equipoise.theory.moments import Curvature, Moments
+from equipoise.linalg import symmetric
+from equipoise.models.general.curvature import DIRECTIONS
+from equipoise.models.general.problem import GeneralProblem
+from equipoise.models.general.structure import Structure, observations, trainable_structure
+from equipoise.models.problem import Title
 
 __all__ = ["GeneralProblem", "Model"]
-
-
-# Elements of the largest intermediate of one block: rows times D² for Hessians of each row.
-_BLOCK_ELEMENTS = 1 << 22
-# Perturbed starts on offer: `restarts` at most.
-_PERTURBED = 100
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +66,17 @@ class Model:
     trainable: Any = None
     subspace: tuple[Array, Array] | None = None
 
-    def bind(self, data: Any) -> GeneralProblem:
+    @property
+    def title(self) -> Title:
+        """It has no name of its own."""
+        return Title("Loss", "custom loss", None)
+
+    @property
+    def portable(self) -> bool:
+        """A loss of your own is not part of what is saved."""
+        return False
+
+    def bind(self, data: object) -> GeneralProblem:
         """Check the loss at its start and the data's leading axes.
 
         Raises
@@ -77,24 +84,23 @@ class Model:
         InvalidInput
             If the loss is not a finite scalar at `init`, parameters are not floating-point, or leading axes differ.
         """
-        rows = row_count(data)
-        with jax.enable_x64(True):
-            held = jax.tree.map(_column, data)
-        problem = GeneralProblem(self, held, rows, rows)
+        source, tree = observations(data)
+        problem = GeneralProblem(self, source, tree, source.n)
         problem.check()
         return problem
 
-    def evaluate(self, function: Callable[[Any, Any], Any], data: Any, draws: Array) -> Array:
-        """`function(params, observation)` for every draw and every row, (draws, rows, ...)."""
-        row_count(data)
-        with jax.enable_x64(True):
-            held = jax.tree.map(_column, data)
-            each = jax.jit(lambda t: jax.vmap(lambda o: function(self.structure.unflatten_jax(t), o))(held))
-            return np.asarray(jax.lax.map(each, jnp.asarray(draws)))
+    def mean_response(self, x: Array, offset: Array | None, params: Array) -> Array:
+        """A loss of your own has none."""
+        raise InvalidInput(
+            "model",
+            "one from eq.glm to have a mean response",
+            "a loss of your own",
+            "use evaluate(function, data), or cal.draws",
+        )
 
-    def at_constant(self, constant: float | None) -> Model:  # noqa: ARG002
-        """A general loss has no constant to fix."""
-        return self
+    def __getstate__(self) -> dict[str, object]:
+        # compiled functions are made anew where they are needed
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @cached_property
     def structure(self) -> Structure:
@@ -102,20 +108,16 @@ class Model:
         whole = trainable_structure(self.init, self.trainable)
         return whole if self.subspace is None else whole.within(*self.subspace)
 
-    def identified(self, data: Any, params: Any, tuning_rows: int | None = None, seed: int = 0) -> Model:
-        """The model restricted to the directions its loss curves along at a minimiser, which is its new start.
-
-        Along the others (symmetries, dead units, redundant parameters) the data say nothing and no chain is stationary.
-        """
+    def identified(self, data: object, params: object) -> Model:
+        """The model restricted to the directions its loss curves along at a minimiser, which is its new start."""
         problem = self.bind(data)
-        if tuning_rows is not None:
-            problem = problem.subsample(tuning_rows, seed)
-        theta = problem.flatten(params)
-        values, axes = curvature_axes(problem.derivatives(theta)[2])
-        basis = axes[values > FLAT]
-        if self.subspace is not None:
-            basis = basis @ self.subspace[1]
-        return replace(self, subspace=(np.asarray(self.structure.embed(theta)), basis), init=params)
+        return problem.identified(problem.flatten(params)).model
+
+    def within(self, theta: Array, axes: Array) -> Model:
+        """The model restricted to θ + the span of the rows of `axes`, with θ as its start."""
+        basis = axes if self.subspace is None else axes @ self.subspace[1]
+        origin = np.asarray(self.structure.embed(theta))
+        return replace(self, subspace=(origin, basis), init=self.structure.unflatten(theta))
 
     @cached_property
     def functions(self) -> Functions:
@@ -125,8 +127,8 @@ class Model:
     def prior(self) -> tuple[Array, Array]:
         """Precision matrix and mean of the Gaussian prior."""
         dim = self.structure.full
-        precision = _finite("prior_precision", self.prior_precision)
-        mean = _finite("prior_mean", self.prior_mean)
+        precision = finite_array("prior_precision", self.prior_precision)
+        mean = finite_array("prior_mean", self.prior_mean)
         if precision.shape not in {(), (dim,), (dim, dim)} or mean.shape not in {(), (dim,)}:
             raise InvalidInput(
                 "prior_precision, prior_mean",
@@ -154,14 +156,14 @@ class Functions:
         precision, mean = model.prior()
 
         def row(theta: Any, observation: Any) -> Any:
-            return loss(structure.unflatten_jax(theta), observation)
+            return loss(structure.unflatten(theta), observation)
 
         def total(theta: Any, block: Any, mask: Any) -> Any:
             return jnp.sum(mask * jax.vmap(row, (None, 0))(theta, block))
 
         def penalty(theta: Any) -> Any:
             if model.regularizer is not None:
-                return model.regularizer(structure.unflatten_jax(theta))
+                return model.regularizer(structure.unflatten(theta))
             away = structure.embed(theta) - mean
             return 0.5 * away @ precision @ away
 
@@ -174,8 +176,10 @@ class Functions:
 
             return values @ jax.lax.map(along, vectors, batch_size=DIRECTIONS)
 
+        flat = model.regularizer is None and not precision.any()
         self.row = row
         self.penalty = penalty
+        self.loss = Loss(row, penalty, flat, model.regularizer is None, structure.dim)
         self.value = jax.jit(total)
         self.gradient = jax.jit(jax.value_and_grad(total))
         self.hessian = jax.jit(jax.hessian(total))
@@ -189,196 +193,3 @@ class Functions:
         self.bend_gradient = jax.jit(bend_gradient)
         self.penalty_derivatives = jax.jit(lambda t: (penalty(t), jax.grad(penalty)(t), jax.hessian(penalty)(t)))
         self.penalty_bend = jax.jit(jax.grad(lambda t, S: jnp.sum(jax.hessian(penalty)(t) * S)))
-
-
-@dataclass(frozen=True)
-class GeneralProblem:
-    """A model on its rows; see `equipoise.models.protocol.Problem`."""
-
-    model: Model
-    data: Any
-    size: int
-    n: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """One name per flat parameter."""
-        return self.model.structure.names
-
-    @property
-    def variables(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """Name and shape of every trainable leaf, in flat order."""
-        return self.model.structure.variables
-
-    @property
-    def guarded(self) -> bool:
-        """Chains of general losses run unguarded unless asked."""
-        return False
-
-    @property
-    def convex(self) -> bool:
-        """Nothing is known of a general loss."""
-        return False
-
-    @property
-    def relaxed(self) -> None:
-        """A general loss has no convex companion."""
-        return None
-
-    @property
-    def every_start(self) -> bool:
-        """The user's start first; the others only if it fails."""
-        return False
-
-    def check(self) -> None:
-        """Trace the loss of the first row and the regulariser, evaluate both at the start, and name what is wrong."""
-        functions, start = self.model.functions, self.model.structure.flatten(self.model.init)
-        with jax.enable_x64(True):
-            first = jax.tree.map(lambda a: a[0], self.data)
-            _require_scalar("loss", "(init, one row of the data)", functions.row, start, first)
-            _require_scalar("regularizer", "init", functions.penalty, start)
-        value = self.value(start)
-        if not np.isfinite(value):
-            raise InvalidInput("init", "a point where the loss is finite", f"mean loss {value}", "choose another start")
-
-    def subsample(self, rows: int, seed: int) -> GeneralProblem:
-        """The same problem on random rows."""
-        if not 1 <= rows <= self.size:
-            raise InvalidInput(
-                "tuning_rows", f"between 1 and the number of rows, {self.size}", rows, "choose a size in range"
-            )
-        index = np.sort(np.random.default_rng(seed).choice(self.size, size=rows, replace=False))
-        with jax.enable_x64(True):
-            taken = jax.tree.map(lambda a: a[index], self.data)
-        return replace(self, data=taken, size=rows)
-
-    def flatten(self, params: Any) -> Array:
-        """Parameters in the user's structure, or already flat, as a flat vector."""
-        return self.model.structure.flatten(params)
-
-    def unflatten(self, theta: Array) -> Any:
-        """Flat vectors (any leading axes) in the user's structure."""
-        return self.model.structure.unflatten(theta)
-
-    def settled(self, theta: Array) -> GeneralProblem:  # noqa: ARG002
-        """No constant is estimated."""
-        return self
-
-    def constant_at(self, theta: Array) -> float | None:  # noqa: ARG002
-        """A general loss has no constant of its own."""
-        return None
-
-    def starts(self) -> list[Array]:
-        """The user's start, then seeded perturbations of it for losses with several minima."""
-        start = self.flatten(self.model.init)
-        rng = np.random.default_rng(0)
-        spread = 0.3 + 0.3 * np.abs(start)
-        return [start, *(start + spread * rng.normal(size=start.size) for _ in range(_PERTURBED))]
-
-    def value(self, theta: Array) -> float:
-        """L(θ)."""
-        with jax.enable_x64(True):
-            total = sum(float(self.model.functions.value(theta, *block)) for block in self.blocks(theta.size))
-            return total / self.size + float(self.model.functions.penalty(theta)) / self.n
-
-    def gradient(self, theta: Array) -> tuple[float, Array]:
-        """L and ∇L."""
-        value, total = 0.0, np.zeros(theta.size)
-        with jax.enable_x64(True):
-            for block in self.blocks(theta.size):
-                part, slope = self.model.functions.gradient(theta, *block)
-                value, total = value + float(part), total + np.asarray(slope)
-            R, dR, _ = self.model.functions.penalty_derivatives(theta)
-        return value / self.size + float(R) / self.n, total / self.size + np.asarray(dR) / self.n
-
-    def derivatives(self, theta: Array) -> tuple[float, Array, Array]:
-        """L, ∇L and ∇²L."""
-        value, gradient = self.gradient(theta)
-        with jax.enable_x64(True):
-            d2R = np.asarray(self.model.functions.penalty_derivatives(theta)[2])
-        return value, gradient, self._loss_hessian(theta) + d2R / self.n
-
-    def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:  # noqa: ARG002
-        """A general loss may rise again far away: nothing can be concluded."""
-        return None
-
-    def moments(self, params: Any, tuning_rows: int | None = None, seed: int = 0) -> Moments:
-        """J, V, H and the curvature operator at `params`."""
-        if tuning_rows is not None:
-            return self.subsample(tuning_rows, seed).moments(params)
-        theta = self.flatten(params)
-        dim, functions = theta.size, self.model.functions
-        mean, square = np.zeros(dim), np.zeros((dim, dim))
-        with jax.enable_x64(True):
-            for block, mask in self.blocks(dim):
-                g = np.asarray(functions.scores(theta, block)) * np.asarray(mask)[:, None]
-                mean, square = mean + g.sum(axis=0), square + g.T @ g
-            d2R = np.asarray(functions.penalty_derivatives(theta)[2])
-        mean, J = mean / self.size, self._loss_hessian(theta)
-        V = symmetric(square / self.size - np.outer(mean, mean))
-        return Moments(
-            n=self.n,
-            params=theta,
-            loss_hessian=J,
-            hessian=symmetric(J + d2R / self.n),
-            score_cov=V,
-            mean_score=mean,
-            noise_ratio=float(np.trace(np.linalg.lstsq(J, V, rcond=None)[0]) / dim),
-            curvature=self._curvature(theta),
-            names=self.names,
-        )
-
-    def blocks(self, elements: int) -> Iterator[tuple[Any, Any]]:
-        """Blocks of rows, so many `elements` each, with a mask; all are of one size, so that nothing is compiled twice."""
-        length = max(1, min(self.size, _BLOCK_ELEMENTS // max(1, elements)))
-        for start in range(0, self.size, length):
-            index = np.minimum(np.arange(start, start + length), self.size - 1)
-            mask = jnp.asarray(np.arange(start, start + length) < self.size, dtype=jnp.float64)
-            whole = length == self.size
-            yield (self.data if whole else jax.tree.map(lambda a, i=index: a[i], self.data)), mask
-
-    def _loss_hessian(self, theta: Array) -> Array:
-        total = np.zeros((theta.size, theta.size))
-        with jax.enable_x64(True):
-            # a tangent per parameter through what lies between parameters and loss, and that is narrower than they are
-            for block in self.blocks(int(theta.size**1.5)):
-                total += np.asarray(self.model.functions.hessian(theta, *block))
-        return symmetric(total) / self.size
-
-    def _curvature(self, theta: Array) -> Curvature:
-        exact = GeneralCurvature(self, theta)
-        return factored_curvature(exact) or exact
-
-
-def _finite(name: str, value: ArrayLike) -> Array:
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(name, "numeric", repr(value), "pass finite numbers") from error
-    if not np.isfinite(array).all():
-        raise InvalidInput(name, "finite", "NaN or infinity", "pass finite numbers")
-    return array
-
-
-def _require_scalar(name: str, arguments: str, function: Callable[..., Any], *at: Any) -> None:
-    """Raise `InvalidInput` unless the user's function can be traced, gives a real scalar, and has a derivative."""
-    try:
-        found = jax.eval_shape(function, *at)
-        if isinstance(found, jax.ShapeDtypeStruct) and found.shape == () and found.dtype.kind == "f":
-            jax.eval_shape(jax.grad(function), *at)
-            return
-    except Exception as error:  # whatever the user's code raises
-        raise InvalidInput(
-            name,
-            f"a differentiable JAX function of {arguments}",
-            f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}",
-            "use jax.numpy throughout and check both pytrees",
-        ) from error
-    given = jax.tree.map(lambda leaf: f"{leaf.dtype}, shape {leaf.shape}", found)
-    raise InvalidInput(name, "a floating-point scalar", given, "sum or index the result")
-
-
-def _column(leaf: Any) -> Any:
-    """A column of the data: floats in float64, integers and booleans as they are."""
-    array = np.asarray(leaf)
-    return jnp.asarray(array, dtype=jnp.float64 if array.dtype.kind == "f" else array.dtype)

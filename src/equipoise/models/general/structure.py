@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from equipoise.arrays import Array
+from equipoise.data.arrays import Columns
 from equipoise.errors import InvalidInput
+from equipoise.models.layout import Skeleton, Variables
 
-__all__ = ["Structure", "row_count", "trainable_structure"]
+__all__ = ["Structure", "observations", "trainable_structure"]
+
+# Containers of the user's own: only JAX looks inside.
+Tree = Any
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,8 @@ class Structure:
         With a subspace, parameters are origin + coordinates @ basis; None without one.
     """
 
-    treedef: Any
-    leaves: tuple[Array, ...]
+    treedef: jax.tree_util.PyTreeDef
+    leaves: tuple[Tree, ...]
     varies: tuple[bool, ...]
     trained: tuple[tuple[str, tuple[int, ...]], ...]
     origin: Array | None = None
@@ -53,7 +58,7 @@ class Structure:
         return self.full if self.basis is None else self.basis.shape[0]
 
     @property
-    def variables(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    def variables(self) -> Variables:
         """Name and shape of every array of coordinates."""
         return self.trained if self.basis is None else (("direction", (self.dim,)),)
 
@@ -61,9 +66,9 @@ class Structure:
         """The same parameters restricted to origin + the span of the rows of `basis`."""
         return replace(self, origin=origin, basis=basis)
 
-    def embed(self, theta: Any) -> Any:
+    def embed(self, theta: Array | jax.Array) -> Array | jax.Array:
         """Coordinates as the vector of all trainable scalars."""
-        return theta if self.basis is None else self.origin + theta @ self.basis
+        return theta if self.basis is None or self.origin is None else self.origin + theta @ self.basis
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,7 +79,7 @@ class Structure:
             for index in np.ndindex(*shape)
         )
 
-    def flatten(self, params: Any) -> Array:
+    def flatten(self, params: Tree) -> Array:
         """The trainable part of `params` as a vector; a flat vector passes through."""
         if isinstance(params, np.ndarray) and params.shape == (self.dim,) and self._vectors_are_flat:
             return _finite(params.astype(np.float64))
@@ -95,26 +100,58 @@ class Structure:
         """Whether a plain vector can only mean coordinates: a single bare array is its own structure otherwise."""
         return self.basis is not None or self.treedef != jax.tree.structure(0.0)
 
-    def unflatten(self, theta: Array) -> Any:
-        """Vectors with any leading axes in the user's structure; constants are repeated as they are."""
-        return self._rebuilt(np.asarray(theta), np.reshape)
-
-    def unflatten_jax(self, theta: Any) -> Any:
-        """The same inside a compiled function."""
-        return self._rebuilt(theta, jnp.reshape)
-
-    def _rebuilt(self, theta: Any, reshape: Callable[[Any, tuple[int, ...]], Any]) -> Any:
+    def unflatten(self, theta: Array | jax.Array) -> Tree:
+        """Vectors with any leading axes in the user's structure, inside compiled functions too."""
         theta = self.embed(theta)
-        leaves, start, shapes = [], 0, iter(self.trained)
-        for leaf, varies in zip(self.leaves, self.varies, strict=True):
-            if not varies:
-                leaves.append(leaf)
-                continue
-            shape = next(shapes)[1]
-            stop = start + prod(shape)
-            leaves.append(reshape(theta[..., start:stop], (*theta.shape[:-1], *shape)))
-            start = stop
+        leaves, start, shapes = list(self.leaves), 0, iter(self.trained)
+        for k, varies in enumerate(self.varies):
+            if varies:
+                shape = next(shapes)[1]
+                stop = start + prod(shape)
+                leaves[k] = theta[..., start:stop].reshape(*theta.shape[:-1], *shape)
+                start = stop
         return jax.tree.unflatten(self.treedef, leaves)
+
+    def skeleton(self) -> Skeleton:
+        """The same in plain containers, which can be kept: what is not a dictionary, list or tuple becomes the first."""
+        numbers = [k for k, varies in enumerate(self.varies) if varies]
+        trained = tuple((name, shape, k) for (name, shape), k in zip(self.trained, numbers, strict=True))
+        constants = {
+            k: np.asarray(leaf) for k, (leaf, v) in enumerate(zip(self.leaves, self.varies, strict=True)) if not v
+        }
+        kept = {k: array for k, array in constants.items() if array.dtype.kind in "fiub"}
+        whole = jax.tree.unflatten(self.treedef, [_Leaf(k) for k in range(len(self.leaves))])
+        return Skeleton(_frame(whole, kept.keys() | set(numbers)), trained, kept, self.origin, self.basis)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Structure:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[Skeleton], Skeleton], tuple[Skeleton]]:
+        # a treedef of the user's own classes does not travel
+        return _same, (self.skeleton(),)
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    number: int
+
+
+def _same(skeleton: Skeleton) -> Skeleton:
+    return skeleton
+
+
+def _frame(tree: Tree, kept: Set[int]) -> dict[str, object]:
+    """The containers of a tree of numbered leaves; leaves that cannot be kept (functions, say) are left empty."""
+    if isinstance(tree, _Leaf):
+        return {"leaf": tree.number} if tree.number in kept else {"none": None}
+    if tree is None:
+        return {"none": None}
+    if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
+        return {"dict": {key: _frame(part, kept) for key, part in tree.items()}}
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [_frame(part, kept) for part in tree]}
+    parts = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda part: part is not tree)[0]
+    return {"dict": {_name(path): _frame(part, kept) for path, part in parts}}
 
 
 def trainable_structure(init: Any, trainable: Any) -> Structure:
@@ -151,8 +188,8 @@ def trainable_structure(init: Any, trainable: Any) -> Structure:
     return Structure(treedef, tuple(leaves), tuple(varies), tuple(variables))
 
 
-def row_count(data: Any) -> int:
-    """The common leading axis of every leaf of the data.
+def observations(data: Tree) -> tuple[Columns, jax.tree_util.PyTreeDef]:
+    """Arrays with a common leading axis, floats in float64, and the structure of one observation.
 
     Raises
     ------
@@ -160,7 +197,9 @@ def row_count(data: Any) -> int:
         If a leaf is not numeric, holds NaN or infinity, or has another leading axis than the rest.
     """
     found: dict[str, int] = {}
-    for path, leaf in jax.tree_util.tree_flatten_with_path(data)[0]:
+    leaves: list[NDArray[np.generic]] = []
+    paths, tree = jax.tree_util.tree_flatten_with_path(data)
+    for path, leaf in paths:
         name, array = f"data {_name(path)}" if path else "data", np.asarray(leaf)
         if array.dtype.kind not in "fiub" or array.ndim == 0:
             given = type(leaf).__name__ if array.dtype.kind == "O" else f"{array.dtype}, shape {array.shape}"
@@ -170,13 +209,14 @@ def row_count(data: Any) -> int:
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InvalidInput(name, "finite", "NaN or infinity", "drop or impute those rows")
         found[name.removeprefix("data ")] = array.shape[0]
+        leaves.append(array.astype(np.float64, copy=False) if array.dtype.kind == "f" else array)
     if not found:
         raise InvalidInput("data", "a pytree with at least one array", "no array", "pass for example {'x': x, 'y': y}")
     if len(set(found.values())) != 1 or 0 in found.values():
         raise InvalidInput(
             "data", "arrays with one common, non-empty leading axis", str(found), "match their first axes"
         )
-    return next(iter(found.values()))
+    return Columns(tuple(leaves), tuple(found)), tree
 
 
 def _finite(flat: Array) -> Array:

@@ -1,0 +1,133 @@
+"""The options of a run in a few groups: how to read the data, how chains move, how long they run, how they are run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypedDict, TypeVar, cast
+
+import numpy as np
+
+from equipoise.checks import is_number, nearest, shown, whole
+from equipoise.errors import InvalidInput
+from equipoise.theory.dynamics import Dynamics
+
+__all__ = ["CalibrateOptions", "Length", "Moves", "PlanOptions", "Reading", "Running", "options_of"]
+
+Group = TypeVar("Group")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a table becomes rows: see `eq.data.table`."""
+
+    formula: str | None = None
+    weights: object = None
+    offset: object = None
+    missing: str = "raise"
+
+
+@dataclass(frozen=True)
+class Moves:
+    """How chains move: see `eq.Dynamics` and `eq.tune`."""
+
+    batch_size: int | str = "auto"
+    momentum: float = 0.0
+    inverse_temperature: float = np.inf
+    replacement: bool = True
+    proxy: str = "dq-exact"
+    structure: str = "full"
+
+    def dynamics(self, n: int) -> Dynamics:
+        """The dynamics on n rows; an automatic batch is a twentieth of the data, between 8 and 1000 rows."""
+        size = self.batch_size
+        if isinstance(size, str):
+            if size != "auto":
+                raise InvalidInput("batch_size", "'auto' or a whole number", repr(size), "use 'auto'")
+            size = min(n, max(8, min(n // 20, 1000)))
+        return Dynamics(size, self.momentum, self.inverse_temperature, self.replacement)
+
+
+@dataclass(frozen=True)
+class Length:
+    """How many draws are stored; by default what `ess` and the predicted law ask for."""
+
+    ess: float = 1000
+    chains: int = 4
+    draws: int | None = None
+    thin: int | str = "auto"
+    burn_in: int | str = "auto"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "chains", whole("chains", self.chains, 1, "pass a positive int"))
+        if not (is_number(self.ess) and 1 <= self.ess < np.inf):
+            raise InvalidInput("ess", "a finite number, at least 1", shown(self.ess), "ask for a positive number")
+        if self.draws is not None:
+            object.__setattr__(self, "draws", whole("draws", self.draws, 1, "leave it out", "None or "))
+
+
+@dataclass(frozen=True)
+class Running:
+    """How chains are run: see `eq.sample`."""
+
+    guard: float | str | None = "auto"
+    progress: bool = True
+    checkpoint: str | Path | None = None
+    threads: int | None = None
+    storage: str = "float64"
+
+
+class PlanOptions(TypedDict, total=False):
+    """The options of `eq.plan` besides its arguments: those of `Reading`, `Moves` and `Length`."""
+
+    formula: str | None
+    weights: object
+    offset: object
+    missing: str
+    batch_size: int | str
+    momentum: float
+    inverse_temperature: float
+    replacement: bool
+    proxy: str
+    structure: str
+    draws: int | None
+    thin: int | str
+    burn_in: int | str
+    tuning_rows: int | None
+
+
+class CalibrateOptions(PlanOptions, total=False):
+    """The options of `eq.calibrate` besides its arguments: those of `eq.plan`, and of `Running`."""
+
+    guard: float | str | None
+    progress: bool
+    checkpoint: str | Path | None
+    threads: int | None
+    storage: str
+
+
+def options_of(group: type[Group], options: Mapping[str, object], known: type, **given: object) -> Group:
+    """The part of a verb's options that belongs to a group.
+
+    Parameters
+    ----------
+    group
+        The group.
+    options, known
+        All options given, and the table of those that exist.
+    **given
+        Members of the group that are arguments of their own.
+
+    Raises
+    ------
+    InvalidInput
+        For an option that does not exist; the nearest one is named.
+    """
+    names = tuple(known.__annotations__) + tuple(getattr(known, "__optional_keys__", ()))
+    for name in options:
+        if name not in names:
+            listed = ", ".join(sorted(set(names)))
+            raise InvalidInput(name, "an option", "no such option", nearest(name, names) or f"choose from {listed}")
+    own = {f.name for f in fields(cast(type[Moves], group))}
+    return group(**{k: v for k, v in options.items() if k in own}, **given)

@@ -1,0 +1,72 @@
+"""What a chain would do, before it runs: the law of a given step, or of the one tuned to a target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Unpack
+
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.calibration.options import Moves, PlanOptions, options_of
+from equipoise.fitting.fit import fit
+from equipoise.models.problem import Problem
+from equipoise.models.verbs import moments
+from equipoise.theory.moments import Moments
+from equipoise.theory.stationary import Stationary, max_stable_step, stationary
+from equipoise.theory.targets import target_matrix
+from equipoise.theory.tuning import tune
+
+__all__ = ["Preview", "preview"]
+
+
+@dataclass(frozen=True)
+class Preview:
+    """The law of a chain beside the target it is compared with.
+
+    Attributes
+    ----------
+    moments, law
+        The problem's moments, and the law of the chain.
+    target, target_name
+        The covariance to compare with, and what it is called.
+    """
+
+    moments: Moments
+    law: Stationary
+    target: Array
+    target_name: str
+
+    @property
+    def scalar(self) -> float | None:
+        """The step size where the step is a multiple of the identity, else None."""
+        size = float(self.law.step[0, 0])
+        return size if np.array_equal(self.law.step, size * np.eye(self.moments.dim)) else None
+
+    @property
+    def largest_stable(self) -> float:
+        """The largest stable step size; for a matrix, the largest stable multiple of it."""
+        return max_stable_step(self.moments, self.law.dynamics, None if self.scalar is not None else self.law.step)
+
+    @property
+    def distance(self) -> float:
+        """Relative Frobenius distance of the predicted covariance from the target."""
+        return float(np.linalg.norm(self.law.cov - self.target) / np.linalg.norm(self.target))
+
+    @property
+    def burn_in(self) -> int:
+        """Steps until a chain that starts at the estimate has its second moments to one per cent."""
+        return self.law.burn_in(np.zeros(self.moments.dim), 0.01)
+
+
+def preview(
+    problem: Problem, target: str, step: float | None, *, seed: int = 0, **options: Unpack[PlanOptions]
+) -> Preview:
+    """The law of a scalar step, or without one of the matrix tuned to the target."""
+    rows = options.get("tuning_rows")
+    moves = options_of(Moves, options, PlanOptions)
+    fitted = fit(problem, tuning_rows=rows, seed=seed)
+    found = moments(problem, fitted, tuning_rows=rows, seed=seed)
+    dynamics, wanted = moves.dynamics(found.n), target_matrix(target, found)
+    law = tune(found, wanted, dynamics).predicted if step is None else stationary(found, step, dynamics)
+    return Preview(found, law, wanted, target)

@@ -1,0 +1,114 @@
+"""Where rows are: the protocol every source of rows fulfils, and the sums over its blocks.
+
+A source hands out its rows in blocks of bounded memory and fixed order, adds up what a function makes of each block,
+and draws samples. Nothing else touches whole arrays, so that rows in memory, in files or on a cluster are one thing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+
+from equipoise.arrays import Index
+from equipoise.checks import whole
+from equipoise.errors import InvalidInput
+from equipoise.linalg import Sums, fixed_order, tree_sum
+
+if TYPE_CHECKING:
+    from equipoise.data.table import Design
+
+__all__ = ["Source", "chosen_rows", "ordered_reduce"]
+
+Block = TypeVar("Block")
+# Blocks below which starting threads costs more than it saves.
+_WORTH_THREADS = 4
+# Results that may wait for their turn, per thread: bounds the memory of a pass.
+_WAITING = 2
+
+
+class Source(Protocol[Block]):
+    """Rows of one data set, in a fixed order."""
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns."""
+        ...
+
+    @property
+    def response(self) -> str:
+        """What the response is called."""
+        ...
+
+    @property
+    def design(self) -> Design | None:
+        """How a table became columns; None for arrays."""
+        ...
+
+    def blocks(self, width: int | None = None) -> Iterator[Block]:
+        """The rows in order, in blocks; `width` is how many numbers a pass makes of each row, if more than it has."""
+        ...
+
+    def reduce(self, f: Callable[[Block], Sums], width: int | None = None) -> Sums:
+        """The sum of f over the blocks, in a tree of fixed shape: no bit depends on threads. f is picklable."""
+        ...
+
+    def sample(self, count: int, seed: int) -> Source[Block]:
+        """So many rows drawn without replacement, in their original order."""
+        ...
+
+    def fingerprint(self) -> str:
+        """A digest that changes with any row."""
+        ...
+
+
+def ordered_reduce(parts: Sequence[Block], f: Callable[[Block], Sums], threads: int | None = None) -> Sums:
+    """Σ f(part), on threads when there are parts enough; the order of the sums is that of the parts.
+
+    BLAS is held to one thread meanwhile: a product's order of summation would depend on its number.
+
+    Parameters
+    ----------
+    parts
+        The blocks.
+    f
+        Makes a named tuple of arrays and floats of a block, all of them new.
+    threads
+        How many; by default one for every core.
+    """
+    workers = threads or os.cpu_count() or 1
+    with fixed_order():
+        if len(parts) < _WORTH_THREADS or workers == 1:
+            return tree_sum(map(f, parts))
+        with ThreadPoolExecutor(workers) as pool:
+            return tree_sum(_in_order(pool, parts, f, _WAITING * workers))
+
+
+def _in_order(
+    pool: ThreadPoolExecutor, parts: Iterable[Block], f: Callable[[Block], Sums], waiting: int
+) -> Iterator[Sums]:
+    """Results in the order of the parts, at most so many of them under way."""
+    ahead: deque[Future[Sums]] = deque()
+    for part in parts:
+        ahead.append(pool.submit(f, part))
+        if len(ahead) >= waiting:
+            yield ahead.popleft().result()
+    while ahead:
+        yield ahead.popleft().result()
+
+
+def chosen_rows(n: int, count: int, seed: int) -> Index:
+    """Numbers of `count` rows of n drawn without replacement, ascending."""
+    count = whole("count", count, 1, "pass an int such as 10_000")
+    if count > n:
+        raise InvalidInput("count", f"between 1 and the number of rows, {n}", count, "choose a size in that range")
+    return np.sort(np.random.default_rng(seed).choice(n, size=count, replace=False))

@@ -1,0 +1,106 @@
+"""The evidence that a point is a minimiser, and the explanations where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.errors import FitFailed
+from equipoise.linalg import FLAT
+from equipoise.models.problem import Problem
+
+__all__ = ["CONVERGED", "POLISHED", "Fit", "finite_or_inf", "require_bounded", "require_minimum", "require_rise"]
+
+CONVERGED = 1e-6  # standard deviations of the posterior: far below any Monte Carlo error
+POLISHED = 1e-11  # where further Newton steps are rounding
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A minimiser and the evidence that it is one.
+
+    Attributes
+    ----------
+    theta
+        The minimiser, flat.
+    gradient_norm
+        √N · sqrt(∇Lᵀ H⁻¹ ∇L): the distance to the minimiser in posterior standard deviations.
+    converged
+        Whether that distance is below 1e-6.
+    iterations
+        Newton steps taken on the rows of the fit, for all values of an estimated scale together.
+    loss
+        L(θ̂), constants free of θ left out.
+    condition
+        Condition number of H scaled to unit diagonal.
+    constant
+        The family's constant (gaussian scale, gamma shape, dispersion) in use: estimated when it was left out.
+    flat
+        Directions (rows) along which a general loss is flat at the minimiser; None when there are none.
+    params
+        The minimiser, in the model's own structure.
+    """
+
+    theta: Array
+    gradient_norm: float
+    converged: bool
+    iterations: int
+    loss: float
+    condition: float
+    constant: float | None = None
+    flat: Array | None = None
+    params: Any = field(default=None, repr=False)
+
+
+def finite_or_inf(value: float) -> float:
+    """A loss, infinite outside its domain: NaN compares with nothing."""
+    return value if np.isfinite(value) else np.inf
+
+
+def require_minimum(problem: Problem, spectrum: Array, axes: Array, norm: float, iterations: int) -> None:
+    """Raise `FitFailed` at a point that is not stationary, or not a minimum."""
+    if norm > CONVERGED:
+        raise FitFailed(
+            f"the fit did not converge: after {iterations} steps the gradient is still {norm:.2g} posterior standard "
+            "deviations from zero. To fix: start elsewhere, raise max_iterations, or add a prior: the loss may have no "
+            "finite minimiser."
+        )
+    if spectrum[0] < -FLAT:
+        negative = axes[spectrum < -FLAT]
+        names = ", ".join(dict.fromkeys(problem.names[int(np.abs(v).argmax())] for v in negative[:3]))
+        raise FitFailed(
+            f"the search ended in a saddle point: the Hessian has {len(negative)} direction(s) of negative curvature, mainly "
+            f"{names} (smallest scaled eigenvalue {spectrum[0]:.2g}). To fix: start elsewhere (init=, restarts=...), or add "
+            "a prior.",
+            directions=negative,
+        )
+    if spectrum[-1] <= FLAT:
+        raise FitFailed("the loss does not curve along any direction. To fix: check that it depends on its parameters.")
+
+
+def require_rise(problem: Problem, theta: Array, axes: Array, drop: float) -> None:
+    """Tell a minimum from an asymptote (separated classes, say), whose curvature has all but vanished."""
+    lowest = problem.derivatives(theta, 0).value
+    for axis in axes:
+        for far in (1.0, -1.0):
+            # where a parabola would have regained a hundredth of what was won since the start
+            if finite_or_inf(problem.derivatives(theta + far * np.sqrt(0.02 * drop) * axis, 0).value) <= lowest:
+                raise FitFailed(
+                    "the loss has no finite minimiser: it keeps falling along "
+                    f"{problem.names[int(np.abs(axis).argmax())]}. To fix: add a prior, or leave that parameter out."
+                )
+
+
+def require_bounded(problem: Problem, theta: Array, direction: Array) -> None:
+    """Raise `FitFailed` when the loss never rises along where Newton is going, or where it has come from."""
+    for candidate in (direction, theta):
+        columns = problem.search.explain(theta, candidate)
+        if columns is not None:
+            raise FitFailed(
+                f"the loss has no finite minimiser: the data are separated by {', '.join(columns)}, whose coefficients "
+                "grow without bound. To fix: drop or merge those columns, or add a prior (prior_precision=...).",
+                columns,
+            )

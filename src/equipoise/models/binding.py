@@ -1,0 +1,156 @@
+"""Binding: a model meets its rows once, and every verb takes the problem that comes of it, or the two of them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+
+from equipoise.checks import nearest, shown
+from equipoise.data.table import table
+from equipoise.errors import InvalidInput
+from equipoise.linalg import in_fixed_order
+from equipoise.models.problem import Model, Problem
+
+__all__ = ["Verb", "bind", "checked", "verb"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_R = TypeVar("_R", covariant=True)
+
+
+def bind(
+    model: object,
+    data: object = None,
+    *,
+    formula: str | None = None,
+    weights: object = None,
+    offset: object = None,
+    missing: str = "raise",
+) -> Problem:
+    """Bind a model to its data, once for all verbs.
+
+    Data are checked here and nowhere else. A constant that is estimated (a gaussian scale, say) is settled by the first
+    verb that needs it, and carried by all that is made from it.
+
+    Parameters
+    ----------
+    model
+        From `eq.glm` or `eq.Model`; a problem that is bound already is returned as it is.
+    data
+        `(X, y)`, a source from `eq.data`, a pytree of arrays for a loss of your own, or a DataFrame or file path together
+        with `formula`.
+    formula, weights, offset, missing
+        How to read a table: see `eq.data.table`.
+
+    Returns
+    -------
+    Problem
+
+    Raises
+    ------
+    InvalidInput
+        If the data do not fit the model.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> problem = eq.bind(eq.glm("poisson"), ([[1.0], [1.0], [1.0]], [1, 2, 3]))
+    >>> problem.n, problem.names
+    (3, ('x0',))
+    """
+    if isinstance(model, Problem):
+        if data is not None or formula is not None:
+            raise InvalidInput(
+                "data", "left out for a problem that is bound already", shown(type(data)), "leave it out"
+            )
+        return model
+    if isinstance(model, type) or not isinstance(model, Model):
+        given = getattr(model, "__name__", None) or shown(model)
+        remedy = "make one with eq.glm(...), such as eq.glm('poisson'), or eq.Model(...)"
+        raise InvalidInput("model", "a model or a bound problem", given, remedy)
+    if data is None:
+        raise InvalidInput("data", "given with a model", "nothing", "pass (X, y), a table, or a problem from eq.bind")
+    return model.bind(_source(data, formula, weights, offset, missing))
+
+
+def _source(data: object, formula: str | None, weights: object, offset: object, missing: str) -> object:
+    """The data as rows when a formula says how; as they are otherwise."""
+    if formula is not None:
+        return table(data, formula, weights=weights, offset=offset, missing=missing)  # type: ignore[arg-type]
+    if isinstance(data, (str, Path)) or hasattr(data, "columns"):
+        raise InvalidInput("formula", "given for a table", None, "pass formula='y ~ x', or (X, y) arrays")
+    if weights is not None or offset is not None:
+        raise InvalidInput(
+            "weights, offset",
+            "column names that go with a formula",
+            "no formula",
+            "use eq.data.rows(X, y, weights=...)",
+        )
+    return data
+
+
+class Verb(Protocol[P, _R]):
+    """A function of a bound problem that also takes a model and its data in place of it."""
+
+    @overload
+    def __call__(self, problem: Problem, /, *args: P.args, **kwargs: P.kwargs) -> _R: ...
+
+    @overload
+    def __call__(self, model: Model, data: object, /, *args: P.args, **kwargs: P.kwargs) -> _R: ...
+
+
+def verb(function: Callable[Concatenate[Problem, P], R]) -> Verb[P, R]:
+    """Let a function of a problem take `(model, data)` instead; options are checked, and BLAS held to one thread.
+
+    Raises
+    ------
+    InvalidInput
+        For an option that does not exist, naming the nearest one, or arguments that are missing.
+    """
+    inner = checked(function)
+    own = inspect.signature(function)
+    _, *others = own.parameters.values()
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    pair = [inspect.Parameter("model", kind), inspect.Parameter("data", kind)]
+
+    @wraps(function)
+    def called(*args: object, **kwargs: object) -> R:
+        given = list(args)
+        if not given:
+            given.append(kwargs.pop("problem", kwargs.pop("model", None)))
+        if isinstance(given[0], Problem):
+            return inner(*given, **kwargs)
+        data = given.pop(1) if len(given) > 1 else kwargs.pop("data", None)
+        return inner(bind(given[0], data), *given[1:], **kwargs)
+
+    called.__signature__ = own.replace(parameters=[*pair, *others])  # type: ignore[attr-defined]
+    return cast(Verb[P, R], called)
+
+
+def checked(function: Callable[..., R]) -> Callable[..., R]:
+    """Name a misspelt option or a missing argument instead of raising a bare TypeError; hold BLAS to one thread."""
+    signature, held = inspect.signature(function), in_fixed_order(function)
+    names = tuple(signature.parameters)
+
+    @wraps(function)
+    def called(*args: object, **kwargs: object) -> R:
+        unknown = [name for name in kwargs if name not in names]
+        if unknown:
+            raise InvalidInput(
+                unknown[0],
+                f"an option of {function.__name__}",
+                "no such option",
+                nearest(unknown[0], names) or f"choose from {', '.join(names)}",
+            )
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidInput(
+                "arguments", f"those of {function.__name__}{signature}", str(error), "see its documentation"
+            ) from error
+        return held(*args, **kwargs)
+
+    return called

@@ -1,0 +1,284 @@
+"""A loss of your own on its rows: derivatives and moments, block by block (theory §1).
+
+Everything is computed in float64 inside a local context: the global JAX configuration is never touched. Data travel as
+arguments of compiled functions, in blocks of one size, so memory stays O(block · D²), nothing of size N×D×D is made, and
+nothing is compiled twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.checks import whole
+from equipoise.data.arrays import Columns
+from equipoise.data.source import Source
+from equipoise.engines.engine import Coupling, Engine, Guard
+from equipoise.errors import InvalidInput
+from equipoise.linalg import FLAT, Sums, curvature_axes, symmetric
+from equipoise.models.general.curvature import GeneralCurvature, factored_curvature
+from equipoise.models.general.search import GeneralSearch
+from equipoise.models.general.structure import Structure
+from equipoise.models.problem import Derivatives
+from equipoise.theory.moments import Curvature, Moments
+
+if TYPE_CHECKING:
+    from equipoise.models.general.model import Functions, Model
+    from equipoise.theory.tuning import Tuning
+
+__all__ = ["GeneralProblem", "Padded"]
+
+
+class Padded(NamedTuple):
+    """A block of rows in the user's structure, filled up to the common length, and which of them count."""
+
+    rows: object
+    mask: jax.Array
+    size: int
+
+
+class _LossSums(NamedTuple):
+    value: float
+    gradient: Array
+
+
+class _HessianSums(NamedTuple):
+    hessian: Array
+
+
+class _ScoreSums(NamedTuple):
+    score: Array
+    scatter: Array
+
+
+@dataclass(frozen=True)
+class GeneralProblem:
+    """A model on its rows; see `equipoise.models.problem.Problem`.
+
+    Attributes
+    ----------
+    model, source
+        What it is made of; `source` may be a subsample.
+    tree
+        The structure of an observation.
+    n
+        The full number of rows N.
+    """
+
+    model: Model
+    source: Source[Columns]
+    tree: jax.tree_util.PyTreeDef
+    n: int
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per flat parameter."""
+        return self.model.structure.names
+
+    @property
+    def layout(self) -> Structure:
+        """The user's structure."""
+        return self.model.structure
+
+    @property
+    def search(self) -> GeneralSearch:
+        """The user's start, then perturbations of it."""
+        return GeneralSearch(self.model.structure.flatten(self.model.init))
+
+    @property
+    def guarded(self) -> bool:
+        """Chains of general losses run unguarded unless asked."""
+        return False
+
+    @property
+    def quadratic(self) -> bool:
+        """Nothing is known of a general loss."""
+        return False
+
+    @property
+    def constant(self) -> float | None:
+        """A general loss has no constant of its own."""
+        return None
+
+    @property
+    def functions(self) -> Functions:
+        """The model's compiled functions."""
+        return self.model.functions
+
+    def settled(self, theta: Array) -> Self:
+        """No constant is estimated."""
+        del theta
+        return self
+
+    def at_constant(self, constant: float | None) -> Self:
+        """There is no constant to fix."""
+        del constant
+        return self
+
+    def with_precision(self, gamma: float) -> Self:
+        """The problem with the prior precision γI in place of its own; the prior mean is kept."""
+        return replace(self, model=replace(self.model, prior_precision=gamma, regularizer=None))
+
+    def without_prior(self) -> Self:
+        """The mean loss of the rows alone."""
+        return replace(self, model=replace(self.model, prior_precision=0.0, prior_mean=0.0, regularizer=None))
+
+    def check(self) -> None:
+        """Trace the loss of the first row and the regulariser, evaluate both at the start, and name what is wrong."""
+        functions, start = self.functions, self.flatten(self.model.init)
+        with jax.enable_x64(True):
+            rows = self.padded(next(iter(self.source.blocks())).take(slice(0, 1)), 1).rows
+            first = jax.tree.map(lambda a: a[0], rows)
+            _require_scalar("loss", "(init, one row of the data)", functions.row, start, first)
+            _require_scalar("regularizer", "init", functions.penalty, start)
+        value = self.derivatives(start, 0).value
+        if not np.isfinite(value):
+            raise InvalidInput("init", "a point where the loss is finite", f"mean loss {value}", "choose another start")
+
+    def subsample(self, rows: int, seed: int) -> Self:
+        """The same problem on random rows."""
+        rows = whole("tuning_rows", rows, 1, "pass an int such as 10_000")
+        if rows > self.source.n:
+            raise InvalidInput(
+                "tuning_rows", f"between 1 and the number of rows, {self.source.n}", rows, "choose a size in range"
+            )
+        return replace(self, source=self.source.sample(rows, seed))
+
+    def identified(self, theta: Array) -> GeneralProblem:
+        """The problem restricted to the directions its loss curves along at a minimiser, which is its new start.
+
+        Along the others (symmetries, dead units, redundant parameters) the data say nothing and no chain is stationary.
+        """
+        values, axes = curvature_axes(self.derivatives(theta, 2).hessian)
+        return replace(self, model=self.model.within(theta, axes[values > FLAT]))
+
+    def flatten(self, params: object) -> Array:
+        """Parameters in the user's structure, or already flat, as a flat vector."""
+        return self.model.structure.flatten(params)
+
+    def derivatives(self, theta: Array, order: int) -> Derivatives:
+        """L, ∇L and ∇²L up to `order`."""
+        functions, n, nothing = self.functions, self.source.n, np.zeros(0)
+        with jax.enable_x64(True):
+            if order == 0:
+                sums = self.reduce(
+                    lambda b: _LossSums(float(functions.value(theta, b.rows, b.mask)), nothing), theta.size
+                )
+                return Derivatives(sums.value / n + float(functions.penalty(theta)) / self.n, nothing, nothing)
+            R, dR, d2R = (np.asarray(part) for part in functions.penalty_derivatives(theta))
+
+            def slope(b: Padded) -> _LossSums:
+                value, gradient = functions.gradient(theta, b.rows, b.mask)
+                return _LossSums(float(value), np.array(gradient))
+
+            sums = self.reduce(slope, theta.size)
+            H = nothing if order == 1 else self._loss_hessian(theta) + d2R / self.n
+        return Derivatives(sums.value / n + float(R) / self.n, sums.gradient / n + dR / self.n, H)
+
+    def moments(self, theta: Array) -> Moments:
+        """J, V, H and the curvature operator at θ."""
+        functions = self.functions
+
+        def scores(b: Padded) -> _ScoreSums:
+            g = np.asarray(functions.scores(theta, b.rows))[: b.size]
+            return _ScoreSums(g.sum(axis=0), g.T @ g)
+
+        with jax.enable_x64(True):
+            sums, n = self.reduce(scores, theta.size), self.source.n
+            d2R = np.asarray(functions.penalty_derivatives(theta)[2])
+            J = self._loss_hessian(theta)
+        mean = sums.score / n
+        V = symmetric(sums.scatter / n - np.outer(mean, mean))
+        return Moments(
+            n=self.n,
+            params=theta,
+            loss_hessian=J,
+            hessian=symmetric(J + d2R / self.n),
+            score_cov=V,
+            mean_score=mean,
+            noise_ratio=float(np.trace(np.linalg.lstsq(J, V, rcond=None)[0]) / theta.size),
+            names=self.names,
+            curvature=self.curvature(theta),
+        )
+
+    def curvature(self, theta: Array) -> Curvature:
+        """The operator behind K at θ: low-rank factors of every row's Hessian where they exist."""
+        exact = GeneralCurvature(self, theta)
+        return factored_curvature(exact) or exact
+
+    def bound_constants(self, theta: Array, radius: float | None) -> NoReturn:
+        """The derivatives of a general loss have no known bounds."""
+        raise _only_glm("whose derivatives have known bounds")
+
+    def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64") -> Engine:
+        """The compiled loop over the user's loss."""
+        from equipoise.engines.jax.autodiff import Task, autodiff_engine
+
+        if storage != "float64":
+            raise InvalidInput("storage", "float64 for a loss of your own", repr(storage), "leave it out")
+        parts = [part.leaves for part in self.source.blocks()]
+        with jax.enable_x64(True):
+            joined = [jnp.asarray(np.concatenate(column)) for column in zip(*parts, strict=True)]
+            data = jax.tree.unflatten(self.tree, joined)
+        task = Task(self.functions.loss, data, self.n, self.source.fingerprint())
+        return autodiff_engine(task, tuning, guard)
+
+    def coupling(self, tuning: Tuning, guard: Guard) -> Coupling:
+        """Only the linear engine runs a chain beside its proxy."""
+        raise _only_glm("whose chains can run beside their proxy")
+
+    def reduce(self, f: Callable[[Padded], Sums], width: int) -> Sums:
+        """Σ f over blocks of rows of one length, `width` numbers to be made of each row."""
+        longest = 0
+
+        def padded(block: Columns) -> Sums:
+            nonlocal longest
+            longest = max(longest, block.n)
+            return f(self.padded(block, longest))
+
+        return self.source.reduce(padded, width)
+
+    def padded(self, block: Columns, length: int) -> Padded:
+        """A block as JAX takes it, its last row repeated until it has `length`; call it in float64."""
+        index = np.minimum(np.arange(length), block.n - 1)
+        leaves = block.leaves if length == block.n else block.take(index).leaves
+        mask = jnp.asarray(np.arange(length) < block.n, dtype=jnp.float64)
+        return Padded(jax.tree.unflatten(self.tree, [jnp.asarray(leaf) for leaf in leaves]), mask, block.n)
+
+    def _loss_hessian(self, theta: Array) -> Array:
+        def bend(b: Padded) -> _HessianSums:
+            return _HessianSums(np.array(self.functions.hessian(theta, b.rows, b.mask)))
+
+        with jax.enable_x64(True):
+            # a tangent per parameter through what lies between parameters and loss, and that is narrower than they are
+            return symmetric(self.reduce(bend, int(theta.size**1.5)).hessian) / self.source.n
+
+
+def _only_glm(why: str) -> InvalidInput:
+    return InvalidInput(
+        "model", f"one from eq.glm, {why}", "a loss of your own", "compare eq.diagnose(chains, tuning) instead"
+    )
+
+
+def _require_scalar(name: str, arguments: str, function: Callable[..., object], *at: object) -> None:
+    """Raise `InvalidInput` unless the user's function can be traced, gives a real scalar, and has a derivative."""
+    try:
+        found = jax.eval_shape(function, *at)
+        if isinstance(found, jax.ShapeDtypeStruct) and found.shape == () and found.dtype.kind == "f":
+            jax.eval_shape(jax.grad(function), *at)
+            return
+    except Exception as error:  # whatever the user's code raises
+        raise InvalidInput(
+            name,
+            f"a differentiable JAX function of {arguments}",
+            f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}",
+            "use jax.numpy throughout and check both pytrees",
+        ) from error
+    given = jax.tree.map(lambda leaf: f"{leaf.dtype}, shape {leaf.shape}", found)
+    raise InvalidInput(name, "a floating-point scalar", given, "sum or index the result")

@@ -1,0 +1,48 @@
+"""Where the minimum of a loss of your own may be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.models.problem import Relaxation
+
+__all__ = ["GeneralSearch"]
+
+# Perturbed starts on offer: `restarts` at most.
+_PERTURBED = 100
+
+
+@dataclass(frozen=True)
+class GeneralSearch:
+    """The search for a general loss's minimum, from the user's start."""
+
+    start: Array
+
+    @property
+    def convex(self) -> bool:
+        """Nothing is known of a general loss."""
+        return False
+
+    @property
+    def exhaustive(self) -> bool:
+        """The user's start first; the others only if it fails."""
+        return False
+
+    def starts(self) -> list[Array]:
+        """The user's start, then seeded perturbations of it for losses with several minima."""
+        rng = np.random.default_rng(0)
+        spread = 0.3 + 0.3 * np.abs(self.start)
+        return [self.start, *(self.start + spread * rng.normal(size=self.start.size) for _ in range(_PERTURBED))]
+
+    def relaxations(self) -> Sequence[Relaxation]:
+        """A general loss has no convex companion."""
+        return ()
+
+    def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
+        """A general loss may rise again far away: nothing can be concluded."""
+        del theta, direction
+        return None

@@ -1,0 +1,207 @@
+"""What one pass over the rows of a linear-predictor loss adds up (theory §1).
+
+Each pass is a small frozen object that is called with a block of rows, so that it can travel to where the rows are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.data.arrays import Rows
+from equipoise.linalg import quadratic_forms, symmetric, weighted_gram
+
+if TYPE_CHECKING:
+    from equipoise.models.glm import GLM
+
+__all__ = [
+    "BoundPass",
+    "BoundSums",
+    "CurvaturePass",
+    "CurvatureSums",
+    "LossPass",
+    "LossSums",
+    "MomentPass",
+    "MomentSums",
+    "ResidualPass",
+    "ResidualSums",
+    "predictor",
+    "weighted",
+]
+
+
+def predictor(rows: Rows, theta: Array) -> Array:
+    """η = X θ + offset."""
+    eta = rows.x @ theta
+    return eta if rows.offset is None else eta + rows.offset
+
+
+def weighted(rows: Rows, terms: Array) -> Array:
+    """Terms of each row times its weight."""
+    return terms if rows.weights is None else terms * rows.weights
+
+
+class LossSums(NamedTuple):
+    """Σ w ℓ, Σ w ℓ' x and Σ w ℓ'' x xᵀ; what was not asked for is empty."""
+
+    value: float
+    gradient: Array
+    hessian: Array
+
+
+@dataclass(frozen=True)
+class LossPass:
+    """The loss and its derivatives at θ, up to `order`."""
+
+    model: GLM
+    theta: Array
+    order: int
+
+    def __call__(self, rows: Rows) -> LossSums:
+        """Sums over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        p, nothing = loss.constants, np.zeros(0)
+        return LossSums(
+            float(np.sum(weighted(rows, loss.value(eta, rows.y, p)))),
+            weighted(rows, loss.d1(eta, rows.y, p)) @ rows.x if self.order > 0 else nothing,
+            weighted_gram(rows.x, weighted(rows, loss.d2(eta, rows.y, p))) if self.order > 1 else nothing.copy(),
+        )
+
+
+class MomentSums(NamedTuple):
+    """Σ g, Σ g², Σ h of the rows' scalar derivatives, and the sums that give ḡ, J and V."""
+
+    square: float
+    second: float
+    score: Array
+    hessian: Array
+    scatter: Array
+
+
+@dataclass(frozen=True)
+class MomentPass:
+    """Scores and Hessians at θ."""
+
+    model: GLM
+    theta: Array
+
+    def __call__(self, rows: Rows) -> MomentSums:
+        """Sums over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        g, h = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2))
+        return MomentSums(
+            float(g @ g), float(np.sum(h)), g @ rows.x, weighted_gram(rows.x, h), weighted_gram(rows.x, g**2)
+        )
+
+
+class CurvatureSums(NamedTuple):
+    """Σ h² (xᵀSx) x xᵀ and Σ t (xᵀSx) x."""
+
+    quadratic: Array
+    third: Array
+
+
+@dataclass(frozen=True)
+class CurvaturePass:
+    """Second and third derivatives at θ against a symmetric matrix S; one reading of the rows gives both."""
+
+    model: GLM
+    theta: Array
+    S: Array
+    root: Array | None
+
+    @staticmethod
+    def at(model: GLM, theta: Array, S: Array) -> CurvaturePass:
+        """The pass for S; a Cholesky root, where there is one, halves its cost."""
+        try:
+            root = np.linalg.cholesky(symmetric(S)).astype(np.float64)
+        except np.linalg.LinAlgError:
+            root = None
+        return CurvaturePass(model, theta, S, root)
+
+    def __call__(self, rows: Rows) -> CurvatureSums:
+        """Sums over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        h, t = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d2, loss.d3))
+        q = quadratic_forms(rows.x, self.S, self.root)
+        return CurvatureSums(weighted_gram(rows.x, q * h**2), (q * t) @ rows.x)
+
+
+class ResidualSums(NamedTuple):
+    """Σ w r²."""
+
+    square: float
+
+
+@dataclass(frozen=True)
+class ResidualPass:
+    """Squared residuals at θ."""
+
+    theta: Array
+
+    def __call__(self, rows: Rows) -> ResidualSums:
+        """The sum over one block."""
+        return ResidualSums(float(np.sum(weighted(rows, (rows.y - predictor(rows, self.theta)) ** 2))))
+
+
+class BoundSums(NamedTuple):
+    """Sums behind the constants of the Wasserstein bounds; `bent` counts the rows that are not convex."""
+
+    bent: float
+    third: float
+    third_square: float
+    score_fourth: float
+    hessian: Array
+    lowest: Array
+
+
+@dataclass(frozen=True)
+class BoundPass:
+    """Derivatives' ranges over a ball around θ, or over the whole line where the family bounds them (theory §8)."""
+
+    model: GLM
+    theta: Array
+    prior: Array
+    mean: Array
+    radius: float | None
+
+    def ranges(self, rows: Rows) -> tuple[Array, Array, Array]:
+        """Smallest and largest second, and largest third derivative of each row's loss.
+
+        On the ball of the given radius around θ a predictor moves by at most radius · ‖x_n‖; the derivatives of every
+        family are monotone or have one peak, so that the ends of that interval, with a global bound where the family
+        has one, are extreme. Without a radius: global where the family allows it, else at θ.
+        """
+        loss, family, y = self.model.loss, self.model.family, rows.y
+        eta, p = predictor(rows, self.theta), loss.constants
+        reach = (self.radius or 0.0) * np.linalg.norm(rows.x, axis=1)
+        with np.errstate(over="ignore"):
+            second = np.stack([loss.d2(eta + sign * reach, y, p) for sign in (-1.0, 1.0)])
+            third = np.stack([np.abs(loss.d3(eta + sign * reach, y, p)) for sign in (-1.0, 1.0)])
+        low, high, steep = second.min(axis=0), second.max(axis=0), third.max(axis=0)
+        if family.second_bound is not None and family.third_bound is not None:
+            high, steep = family.second_bound(y, p), family.third_bound(y, p)
+        return weighted(rows, low), weighted(rows, high), weighted(rows, steep)
+
+    def largest(self, rows: Rows) -> float:
+        """max of L_n over one block, the prior's share apart."""
+        return float(np.max(self.ranges(rows)[1] * np.sum(rows.x**2, axis=1)))
+
+    def __call__(self, rows: Rows) -> BoundSums:
+        """Sums over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        low, _, steep = self.ranges(rows)
+        scores = weighted(rows, loss.d1(eta, rows.y, loss.constants))[:, None] * rows.x
+        scores = scores + self.prior @ (self.theta - self.mean)
+        third = steep * np.linalg.norm(rows.x, axis=1) ** 3
+        return BoundSums(
+            float(np.sum(low < 0.0)),
+            float(np.sum(third)),
+            float(np.sum(third**2)),
+            float(np.sum(np.sum(scores**2, axis=1) ** 2)),
+            weighted_gram(rows.x, weighted(rows, loss.d2(eta, rows.y, loss.constants))),
+            weighted_gram(rows.x, low),
+        )

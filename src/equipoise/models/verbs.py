@@ -1,0 +1,58 @@
+"""The verb that takes moments of a problem."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from equipoise.models.binding import verb
+from equipoise.models.problem import Problem
+from equipoise.theory.moments import Moments
+
+__all__ = ["Fitted", "moments", "settle"]
+
+
+@runtime_checkable
+class Fitted(Protocol):
+    """A minimiser with the constant it was found with."""
+
+    @property
+    def params(self) -> object:
+        """In the model's own structure."""
+        ...
+
+    @property
+    def constant(self) -> float | None:
+        """The loss's constant; None when it has none."""
+        ...
+
+
+def settle(problem: Problem, params: object) -> tuple[Problem, object]:
+    """The problem with the constant of a fit, and its parameters; parameters alone leave the problem as it is."""
+    if isinstance(params, Fitted):
+        return problem.at_constant(params.constant), params.params
+    return problem, params
+
+
+@verb
+def moments(problem: Problem, params: object, *, tuning_rows: int | None = None, seed: int = 0) -> Moments:
+    """Moments of a problem at its minimiser.
+
+    Parameters
+    ----------
+    problem
+        A bound problem, or a model and its data.
+    params
+        The fit, or parameters like `Fit.params`. A fit brings the constant it was found with; without one, a constant
+        that is still open is estimated at the parameters.
+    tuning_rows
+        Use this many random rows instead of all; the moments still carry the full number of rows.
+    seed
+        Chooses those rows.
+
+    Returns
+    -------
+    Moments
+    """
+    here, values = settle(problem, params)
+    theta = here.flatten(values)
+    return (here if tuning_rows is None else here.subsample(tuning_rows, seed)).moments(theta)

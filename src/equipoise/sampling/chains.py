@@ -1,0 +1,93 @@
+"""Draws of several chains, in flat parameters and in the model's own structure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from equipoise.arrays import Array
+from equipoise.checks import finite_array, whole
+from equipoise.engines.engine import ChainState
+from equipoise.errors import InvalidInput
+from equipoise.models.layout import FlatLayout
+from equipoise.models.problem import Layout
+from equipoise.theory.tuning import Tuning
+
+__all__ = ["Chains", "Statistics", "no_statistics"]
+
+
+# steps (of each chain), rows (touched by all), seconds (of sampling), guard_hits and guard_rate (share of the steps)
+Statistics = dict[str, float]
+
+
+def no_statistics() -> Statistics:
+    """Those of draws that no chain was run for."""
+    return dict.fromkeys(("steps", "rows", "seconds", "guard_hits", "guard_rate"), 0.0)
+
+
+@dataclass(frozen=True)
+class Chains:
+    """Draws of several chains.
+
+    Attributes
+    ----------
+    draws
+        (chains, draws, D), always flat; rows after a divergence are NaN.
+    names
+        Parameter names.
+    thin, burn_in, seed
+        Steps per stored draw, steps discarded before the first, and the seed.
+    layout
+        How flat vectors become the model's own parameters.
+    statistics
+        steps (of each chain), rows (touched by all chains), seconds, guard_hits and guard_rate.
+    state
+        Where each chain stands.
+    independent
+        Whether the draws are independent ones from a normal law: no chain was run.
+    """
+
+    draws: Array
+    names: tuple[str, ...]
+    thin: int
+    burn_in: int
+    seed: int
+    layout: Layout = field(repr=False)
+    statistics: Statistics = field(default_factory=no_statistics)
+    state: tuple[ChainState, ...] = field(default=(), repr=False)
+    independent: bool = False
+
+    @classmethod
+    def from_draws(cls, draws: ArrayLike, tuning: Tuning, thin: int = 1) -> Chains:
+        """Draws made elsewhere, so that `eq.diagnose` can compare them with a tuning.
+
+        Parameters
+        ----------
+        draws
+            (chains, draws, D), or (draws, D) for one chain.
+        tuning
+            What they were made with.
+        thin
+            Steps between two of them.
+        """
+        array = finite_array("draws", draws, "leave out draws that are not finite")
+        array = array[None] if array.ndim == 2 else array
+        if array.ndim != 3 or array.shape[1] < 2 or array.shape[2] != tuning.dim:
+            raise InvalidInput(
+                "draws",
+                f"(chains, draws, {tuning.dim}), at least two draws",
+                f"shape {np.shape(draws)}",
+                "reshape them",
+            )
+        names = tuning.predicted.moments.names or tuple(f"x{j}" for j in range(tuning.dim))
+        return cls(array, names, whole("thin", thin, 1, "pass an int"), 0, 0, FlatLayout(names))
+
+    def tree(self) -> object:
+        """The draws in the model's own parameter structure, with leading axes (chains, draws)."""
+        return self.layout.unflatten(self.draws)
+
+    def flat(self) -> Array:
+        """All chains joined, (chains · draws, D)."""
+        return self.draws.reshape(-1, self.draws.shape[-1])
