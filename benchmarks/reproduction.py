@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from pathlib import Path
 
-from equipoise.bench.report import write_block
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, only this folder is on the path
+
+from benchmarks.suite.report import write_block
 from equipoise.experiments import NAMES, reproduce
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,11 +1,14 @@
-"""Our engines beside other libraries, on this machine: see benchmarks/README.md. The work is in `equipoise.bench`."""
+"""Our engines beside other libraries, on this machine: see benchmarks/README.md. The work is in `benchmarks.suite`."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
-from equipoise.bench import NAMES, run, write_pages
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # as a script, only this folder is on the path
+
+from benchmarks.suite import NAMES, run, write_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 

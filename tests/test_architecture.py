@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ ORDER = [
     {"sampling"},
     {"calibration"},
     {"report", "interop"},
-    {"bench", "experiments"},
+    {"experiments"},
     {"cli"},
 ]
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
@@ -91,11 +92,10 @@ def test_the_theory_sees_only_moments(file) -> None:
 @pytest.mark.parametrize("file", FILES, ids=label)
 def test_heavy_packages_stay_where_they_belong(file) -> None:
     allowed = {
-        "jax": part(file) in {"bench", "engines", "experiments", "interop"}
-        or label(file).startswith("models/general/"),
-        "numba": part(file) in {"bench", "engines"},
-        "matplotlib": part(file) in {"bench", "experiments", "report"},
-        "arviz": part(file) in {"bench", "interop"},
+        "jax": part(file) in {"engines", "experiments", "interop"} or label(file).startswith("models/general/"),
+        "numba": part(file) == "engines",
+        "matplotlib": part(file) in {"experiments", "report"},
+        "arviz": part(file) == "interop",
         "formulaic": part(file) == "data",
     }
     assert not {package for package in packages(file) if not allowed.get(package, True)}
@@ -123,6 +123,14 @@ def test_importing_the_library_is_light() -> None:
     code = f"import sys, equipoise; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_wheel_holds_the_library_alone() -> None:
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/equipoise"]}
+    # modules, not folders: a checkout may keep an empty one with what was compiled
+    assert not {label(file) for file in FILES if part(file).startswith("bench")}
+    assert not {label(file) for file in FILES if "benchmarks" in packages(file)}
 
 
 def test_public_names_exist_and_are_all_there() -> None:

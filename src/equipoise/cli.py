@@ -241,25 +241,6 @@ def theory_command(
         show(summarise_law(found))
 
 
-@app.command("bench")
-def bench_command(
-    smoke: Annotated[bool, _option("--smoke", _OUT, "Tiny sizes: whether it works, not how fast.")] = False,
-    only: Annotated[list[str] | None, _option("--only", _OUT, "A section to measure; may be repeated.", "NAME")] = None,
-    out: Annotated[Path, _option("--out", _OUT, "Where to write the figures.", "FILE.json")] = Path("out/bench.json"),
-    debug: Debug = False,
-) -> None:
-    """Measure the engines beside other libraries on this machine; about ten minutes.
-
-    Writes the figures as JSON, with a Markdown table and a plot beside it. Peers that are not installed are named.
-
-    Example: equipoise bench --only W1 --only ess
-    """
-    with _one_line_errors(debug):
-        from equipoise.bench import run
-
-        typer.echo(f"figures: {run(smoke, out, only)}")
-
-
 @app.command("reproduce")
 def reproduce_command(
     names: Annotated[

@@ -128,7 +128,8 @@ def test_equations_cited_in_the_code_exist() -> None:
     anchors = _anchors(DOCS / "theory.md")
     cited = {
         number
-        for file in (ROOT / "src").rglob("*.py")
+        for folder in ("src", "benchmarks")
+        for file in (ROOT / folder).rglob("*.py")
         for number in re.findall(r"eq\. (\d+\.\d+)", file.read_text("utf-8"))
     }
     assert cited

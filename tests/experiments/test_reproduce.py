@@ -17,7 +17,7 @@ import pytest
 import equipoise as eq
 from equipoise.experiments import NAMES, find, reproduce, runner
 from equipoise.experiments.entry import Scale
-from equipoise.experiments.runner import _essence, _tells
+from equipoise.experiments.runner import _computing, _essence, _tells
 
 GERMAN = Path(__file__).parents[3] / "shared" / "data" / "german.csv"
 # one worker runs them all: they share one reproduction
@@ -215,3 +215,11 @@ def test_results_outlive_changes_of_words_and_plots() -> None:
     essence = _essence(Path(runner.__file__).with_name("table1.py"))
     assert "compare_rules" in essence
     assert "For small batches" not in essence
+
+
+def test_results_depend_on_the_library_wherever_it_lies(tmp_path) -> None:
+    root = tmp_path / "report" / "equipoise"
+    for name in ("theory/tuning.py", "report/page.py", "interop/arviz.py", "cli.py", "checks.py"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    assert _computing(root) == [root / "checks.py", root / "theory" / "tuning.py"]

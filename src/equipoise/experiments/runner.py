@@ -17,7 +17,6 @@ from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
-from equipoise.bench.measure import PINNED
 from equipoise.errors import EquipoiseError, InvalidInput
 from equipoise.experiments.designs import MissingData
 from equipoise.experiments.entry import Entry, Job, Scale
@@ -26,6 +25,16 @@ __all__ = ["Outcome", "run"]
 
 # Modules that no result depends on.
 _PRESENTATION = {"page.py", "plots.py", "cli.py", "runner.py", "numbers.py"}
+# One thread for every library that has threads of its own, which read this when they are imported.
+_ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_X64": "1",
+}
 
 
 @dataclass
@@ -128,11 +137,19 @@ def _fingerprint(name: str, job: Job, scale: Scale) -> str:
 
 @cache
 def _sources() -> str:
-    digest, root = hashlib.sha256(), Path(__file__).parents[1]
-    for file in sorted(root.rglob("*.py")):
-        if not {"bench", "report", "interop"} & set(file.parts) and file.name not in _PRESENTATION:
-            digest.update(_essence(file).encode())
+    digest = hashlib.sha256()
+    for file in _computing(Path(__file__).parents[1]):
+        digest.update(_essence(file).encode())
     return digest.hexdigest()
+
+
+def _computing(root: Path) -> list[Path]:
+    """The modules of the library at `root` that a result may depend on, wherever that is."""
+    return [
+        file
+        for file in sorted(root.rglob("*.py"))
+        if not {"report", "interop"} & set(file.relative_to(root).parts) and file.name not in _PRESENTATION
+    ]
 
 
 def _essence(file: Path) -> str:
@@ -152,8 +169,8 @@ def _tells(node: ast.stmt) -> bool:
 @contextmanager
 def _pool(workers: int | None) -> Iterator[ProcessPoolExecutor]:
     """Processes that use one thread each: linear algebra and compilers read these settings when they are imported."""
-    before = {k: os.environ.get(k) for k in PINNED}
-    os.environ.update(PINNED)
+    before = {k: os.environ.get(k) for k in _ONE_THREAD}
+    os.environ.update(_ONE_THREAD)
     try:
         # processes are started when work arrives, so the settings must stay until the end
         with ProcessPoolExecutor(workers or os.cpu_count(), get_context("spawn"), _end_with_parent) as pool:

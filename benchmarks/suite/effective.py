@@ -8,14 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import equipoise as eq
-from equipoise.arrays import Array
-from equipoise.bench.contenders import jax_functions
-from equipoise.bench.measure import Settings, guarded, interleave, say
-from equipoise.bench.peers import require
-from equipoise.bench.workloads import WORKLOADS, Prepared, Workload, make_data, prepare, smaller
+from benchmarks.suite.contenders import jax_functions
+from benchmarks.suite.measure import Settings, guarded, interleave, say
+from benchmarks.suite.peers import require
+from benchmarks.suite.workloads import WORKLOADS, Array, Prepared, Workload, make_data, prepare, smaller
 
 __all__ = ["against_bootstrap", "against_nuts", "effective_draws", "per_data_pass"]
 
@@ -68,7 +66,7 @@ def _our_job(prepared: Prepared, settings: Settings) -> dict[str, Any]:
     """`eq.calibrate` from the data on: fit, moments, tuning and one chain on one thread."""
     data, batch = (prepared.x, prepared.y), prepared.workload.batches[-1]
 
-    def job(seed: int) -> NDArray[np.float64]:
+    def job(seed: int) -> Array:
         made = eq.calibrate(
             prepared.model, data, "posterior", ess=100 if settings.smoke else 4000, chains=1, seed=seed,
             batch_size=batch, progress=False, threads=1,
@@ -95,7 +93,7 @@ def _nuts_job(prepared: Prepared, settings: Settings) -> dict[str, Any]:
     warm, draws = _NUTS_SMOKE if settings.smoke else _NUTS
     nuts = infer.MCMC(kernel, num_warmup=warm, num_samples=draws, progress_bar=False)
 
-    def job(seed: int) -> NDArray[np.float64]:
+    def job(seed: int) -> Array:
         nuts.run(jax.random.PRNGKey(seed), init_params=start)
         return np.asarray(nuts.get_samples(group_by_chain=True), dtype=np.float64)
 
@@ -129,7 +127,7 @@ def _our_rate(prepared: Prepared, settings: Settings) -> dict[str, Any]:
     draws = int((100 if settings.smoke else 4000) * tuning.predicted.iact() / thin)
     data = prepared.x, prepared.y
 
-    def job(seed: int) -> NDArray[np.float64]:
+    def job(seed: int) -> Array:
         return eq.sample(
             prepared.model, data, tuning, draws=draws, chains=1, seed=seed, thin=thin, progress=False, threads=1
         ).draws
@@ -169,7 +167,7 @@ def _nuts_rate(prepared: Prepared, settings: Settings) -> dict[str, Any]:
     held = [compiled(state, rows, warm)[0]]
     held = [compiled(held[0], rows, draws)[0]]
 
-    def job(_: int) -> NDArray[np.float64]:
+    def job(_: int) -> Array:
         held[0], sampled = compiled(held[0], rows, draws)
         return np.asarray(sampled, dtype=np.float64)[None]
 

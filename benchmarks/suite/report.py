@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from equipoise.bench.verdicts import Verdict, verdicts
+from benchmarks.suite.verdicts import Verdict, verdicts
 
 __all__ = ["render", "write_block"]
 

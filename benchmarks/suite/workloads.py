@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import equipoise as eq
-from equipoise.arrays import Array
 
-__all__ = ["WORKLOADS", "Cell", "Prepared", "Workload", "make_cell", "make_data", "prepare", "smaller"]
+__all__ = ["WORKLOADS", "Array", "Cell", "Prepared", "Workload", "make_cell", "make_data", "prepare", "smaller"]
 
-
+Array = NDArray[np.float64]
 # Rows made at a time: the data are the only array of their size.
 _BLOCK = 1 << 16
 # Standard deviation of the linear predictor: moderate effects, so that no family is near an edge.

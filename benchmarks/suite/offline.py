@@ -17,10 +17,8 @@ from scipy.linalg import cholesky
 from scipy.optimize import root
 
 import equipoise as eq
-from equipoise.arrays import Array
-from equipoise.bench.measure import PINNED, Settings, exponent, interleave, say, timed, unpinned
-from equipoise.bench.workloads import Prepared, make_data
-from equipoise.theory.proxy import proxy_noise
+from benchmarks.suite.measure import PINNED, Settings, child_environment, exponent, interleave, say, timed, unpinned
+from benchmarks.suite.workloads import Array, Prepared, make_data
 
 __all__ = ["offline_passes", "peak_memory", "start_up", "step_matrix"]
 
@@ -93,7 +91,7 @@ def _powell(dim: int) -> dict[str, Any]:
     target = eq.sandwich(moments)
     R, H = cholesky(target, lower=True), moments.hessian
     h = R.T @ H @ R
-    q = R.T @ (proxy_noise(moments, dynamics).at(target) + H @ target @ H) @ R
+    q = R.T @ (moments.gradient_noise(target, dynamics) + H @ target @ H) @ R
     lower = np.tril_indices(dim)
 
     def full(values: Array) -> Array:
@@ -126,8 +124,8 @@ def _powell(dim: int) -> dict[str, Any]:
 def peak_memory(prepared: Prepared, settings: Settings) -> dict[str, Any]:
     """Peak resident memory of fit, moments, tuning and sampling in a process of its own, as a multiple of the data."""
     rows, dim = (2000, 5) if settings.smoke else (prepared.workload.rows, prepared.workload.dim)
-    command = [sys.executable, "-m", "equipoise.bench.memory", prepared.workload.family, str(rows), str(dim)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-m", "benchmarks.suite.memory", prepared.workload.family, str(rows), str(dim)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=child_environment())
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     say(f"peak memory: {result['ratio']:.2f} times the data")
     return result

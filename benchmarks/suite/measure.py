@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ __all__ = [
     "PINNED",
     "NotInstalled",
     "Settings",
+    "child_environment",
     "exponent",
     "guarded",
     "interleave",
@@ -36,6 +38,9 @@ PINNED = {
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_X64": "1",
 }
+
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 class NotInstalled(Exception):
@@ -64,6 +69,15 @@ class Settings:
     def of(cls, smoke: bool) -> Settings:
         """The settings of a full run, or of a smoke run."""
         return cls(True, 1, 0.0) if smoke else cls()
+
+
+def child_environment(settings: dict[str, str] | None = None) -> dict[str, str]:
+    """Of a process that imports this package: ours with `settings`, and the repository on its path.
+
+    The package is not installed, and only the process that was started in the repository finds it by itself.
+    """
+    path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, **(settings or {}), "PYTHONPATH": path}
 
 
 def say(text: str) -> None:

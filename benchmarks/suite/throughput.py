@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.bench.contenders import Run
-from equipoise.bench.measure import Settings, guarded, interleave, say, timed
-from equipoise.bench.peers import CONTENDERS
-from equipoise.bench.workloads import WORKLOADS, Cell, Prepared, make_cell, prepare, smaller
+from benchmarks.suite.contenders import Run
+from benchmarks.suite.measure import Settings, guarded, interleave, say, timed
+from benchmarks.suite.peers import CONTENDERS
+from benchmarks.suite.workloads import WORKLOADS, Cell, Prepared, make_cell, prepare, smaller
 
 __all__ = ["check_contenders", "measure_workload", "rate_of"]
 

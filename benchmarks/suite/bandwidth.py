@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.bench.contenders import linear_run
-from equipoise.bench.measure import Settings, interleave, say
-from equipoise.bench.peers import require
-from equipoise.bench.workloads import Prepared, make_cell
+from benchmarks.suite.contenders import linear_run
+from benchmarks.suite.measure import Settings, interleave, say
+from benchmarks.suite.peers import require
+from benchmarks.suite.workloads import Array, Prepared, make_cell
 
 __all__ = ["roofline"]
 
@@ -57,7 +56,7 @@ def roofline(prepared: Prepared, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _aligned(count: int, width: int) -> NDArray[np.float64]:
+def _aligned(count: int, width: int) -> Array:
     buffer = np.zeros(count * width + _LINE)
     first = -(buffer.ctypes.data // 8) % _LINE
     return buffer[first : first + count * width].reshape(count, width)

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.bench.contenders import engine_for
-from equipoise.bench.measure import Settings, exponent, guarded, interleave, say, timed, unpinned
-from equipoise.bench.throughput import rate_of
-from equipoise.bench.workloads import Prepared, Workload, make_cell, prepare
+from benchmarks.suite.contenders import engine_for
+from benchmarks.suite.measure import Settings, exponent, guarded, interleave, say, timed, unpinned
+from benchmarks.suite.throughput import rate_of
+from benchmarks.suite.workloads import Prepared, Workload, make_cell, prepare
 
 __all__ = ["growth", "threads"]
 

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise import bench
-from equipoise.bench import runner
-from equipoise.bench.bandwidth import _kernels
-from equipoise.bench.contenders import linear_run
-from equipoise.bench.measure import NotInstalled, exponent, guarded, interleave
-from equipoise.bench.peers import CONTENDERS, PACKAGES
-from equipoise.bench.report import render, write_block
-from equipoise.bench.throughput import _check, rate_of
-from equipoise.bench.verdicts import verdicts
-from equipoise.bench.workloads import WORKLOADS, make_cell, prepare, smaller
+from benchmarks import suite
+from benchmarks.suite import runner
+from benchmarks.suite.bandwidth import _kernels
+from benchmarks.suite.contenders import linear_run
+from benchmarks.suite.measure import NotInstalled, exponent, guarded, interleave
+from benchmarks.suite.peers import CONTENDERS, PACKAGES
+from benchmarks.suite.report import render, write_block
+from benchmarks.suite.throughput import _check, rate_of
+from benchmarks.suite.verdicts import verdicts
+from benchmarks.suite.workloads import WORKLOADS, make_cell, prepare, smaller
 
+ROOT = Path(suite.__file__).parents[2]
+# one worker runs the tests of the smoke run, so that it is made once
+one_worker = pytest.mark.xdist_group("smoke-benchmark")
 OPTIONAL = {"blackjax", "numpyro", "torch", "posteriors"}
 
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory) -> Path:
-    return bench.run(True, tmp_path_factory.mktemp("bench") / "smoke.json")
+    return suite.run(True, tmp_path_factory.mktemp("bench") / "smoke.json")
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +48,9 @@ def leaves(value, path=()):
             yield from leaves(inner, (*path, key))
 
 
+@one_worker
 def test_every_section_works_and_absent_peers_are_named(data) -> None:
-    assert list(data["sections"]) == list(bench.NAMES) == list(runner.SECTIONS)
+    assert list(data["sections"]) == list(suite.NAMES) == list(runner.SECTIONS)
     found = list(leaves(data["sections"]))
     assert not {path: d["error"] for path, d in found if "error" in d}
     missing = {d["not_installed"] for _, d in found if "not_installed" in d}
@@ -52,6 +60,7 @@ def test_every_section_works_and_absent_peers_are_named(data) -> None:
     assert set(PACKAGES) | {"equipoise"} == set(data["machine"]["versions"])
 
 
+@one_worker
 def test_contenders_sample_the_target(data) -> None:
     checks = data["sections"]["checks"]["checks"]
     assert len(checks) == len(WORKLOADS) * len(CONTENDERS)
@@ -70,15 +79,18 @@ def test_the_check_sees_a_chain_that_is_too_wide() -> None:
     assert not _check(lambda steps, seed: center + np.sqrt(1.3) * (run(steps, seed) - center), cell, 8000)["passed"]
 
 
+@one_worker
 def test_nothing_in_the_file_tells_whose_machine_it_was(smoke) -> None:
     import socket
 
     text = smoke.read_text()
     assert str(smoke.parent) not in text
     assert str(Path(eq.__file__).parent) not in text
+    assert str(Path(suite.__file__).parent) not in text
     assert f'"{socket.gethostname()}"' not in text
 
 
+@one_worker
 def test_the_table_and_the_plot_are_written(smoke, data) -> None:
     text = smoke.with_suffix(".md").read_text()
     assert text == render(data)
@@ -90,18 +102,19 @@ def test_the_table_and_the_plot_are_written(smoke, data) -> None:
     assert smoke.with_suffix(".svg").read_text().startswith("<?xml")
 
 
+@one_worker
 def test_pages_are_rewritten_between_their_marks(smoke, tmp_path) -> None:
     (tmp_path / "docs").mkdir()
     page = "before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n"
     for name in ("README.md", "docs/benchmarks.md"):
         (tmp_path / name).write_text(page)
-    written = bench.write_pages(smoke, tmp_path)
+    written = suite.write_pages(smoke, tmp_path)
     assert written == [tmp_path / name for name in ("README.md", "docs/benchmarks.md", "docs/figures/benchmarks.svg")]
     readme = (tmp_path / "README.md").read_text()
     assert readme.startswith("before\n<!-- bench:begin -->\n")
     assert readme.endswith("<!-- bench:end -->\nafter\n")
     assert "old" not in readme
-    again = bench.write_pages(smoke, tmp_path)
+    again = suite.write_pages(smoke, tmp_path)
     assert again == written
     assert (tmp_path / "README.md").read_text() == readme
 
@@ -116,7 +129,37 @@ def test_a_page_without_marks_is_left_alone(tmp_path) -> None:
 
 def test_unknown_sections_are_refused(tmp_path) -> None:
     with pytest.raises(eq.InvalidInput, match="nonsense"):
-        bench.run(True, tmp_path / "x.json", only=["W1", "nonsense"])
+        suite.run(True, tmp_path / "x.json", only=["W1", "nonsense"])
+
+
+@pytest.mark.parametrize("as_module", [False, True])
+def test_the_script_measures_one_section(as_module, tmp_path) -> None:
+    out = tmp_path / "new" / "one.json"
+    command = ["-m", "benchmarks.run"] if as_module else [str(ROOT / "benchmarks" / "run.py")]
+    done = subprocess.run(
+        [sys.executable, *command, "--smoke", "--only", "memory", "--out", str(out)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT if as_module else tmp_path,
+        # the library may be found from elsewhere, the suite must not need to be
+        env={**os.environ, "PYTHONPATH": str(Path(eq.__file__).parents[1])},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(out)
+    sections = json.loads(out.read_text())["sections"]
+    assert list(sections) == ["memory"]
+    assert sections["memory"]["ratio"] > 1.0
+    assert out.with_suffix(".md").exists()
+
+
+@pytest.mark.parametrize("file", sorted(Path(suite.__file__).parent.glob("*.py")), ids=lambda file: file.stem)
+def test_only_the_contenders_reach_behind_the_public_names(file) -> None:
+    tree = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    found = {node.module or "" for node in tree if isinstance(node, ast.ImportFrom)}
+    found |= {alias.name for node in tree if isinstance(node, ast.Import) for alias in node.names}
+    inner = {name.split(".")[1] for name in found if name.startswith("equipoise.")}
+    # engines without what `eq.sample` does around them: a step is timed, not its set-up
+    assert inner <= ({"engines", "sampling"} if file.stem == "contenders" else set())
 
 
 def test_claims_hold_or_fail_by_their_thresholds() -> None:

@@ -1,4 +1,4 @@
-"""A process that measures its own peak memory: `python -m equipoise.bench.memory FAMILY ROWS COLUMNS`."""
+"""A process that measures its own peak memory: `python -m benchmarks.suite.memory FAMILY ROWS COLUMNS`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import equipoise as eq
-from equipoise.bench.workloads import make_data
+from benchmarks.suite.workloads import make_data
 
 __all__ = ["main"]
 

@@ -1,4 +1,4 @@
-"""One run: every section in turn, written as it grows. Started by `equipoise.bench.run` in a process of its own."""
+"""One run: every section in turn, written as it grows. Started by `benchmarks.suite.run` in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from equipoise.bench.bandwidth import roofline
-from equipoise.bench.effective import against_bootstrap, against_nuts, per_data_pass
-from equipoise.bench.machine import describe
-from equipoise.bench.measure import Settings, guarded, pinned, say
-from equipoise.bench.offline import offline_passes, peak_memory, start_up, step_matrix
-from equipoise.bench.plot import plot
-from equipoise.bench.report import render
-from equipoise.bench.scaling import growth, threads
-from equipoise.bench.throughput import check_contenders, measure_workload
-from equipoise.bench.workloads import WORKLOADS, Prepared, prepare, smaller
+from benchmarks.suite.bandwidth import roofline
+from benchmarks.suite.effective import against_bootstrap, against_nuts, per_data_pass
+from benchmarks.suite.machine import describe
+from benchmarks.suite.measure import Settings, guarded, pinned, say
+from benchmarks.suite.offline import offline_passes, peak_memory, start_up, step_matrix
+from benchmarks.suite.plot import plot
+from benchmarks.suite.report import render
+from benchmarks.suite.scaling import growth, threads
+from benchmarks.suite.throughput import check_contenders, measure_workload
+from benchmarks.suite.workloads import WORKLOADS, Prepared, prepare, smaller
 
 __all__ = ["SECTIONS", "execute", "main"]
 
@@ -70,7 +70,7 @@ def execute(smoke: bool, out: Path, only: list[str] | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse what `equipoise.bench.run` passes, measure, and write the JSON, the table and the plot."""
+    """Parse what `benchmarks.suite.run` passes, measure, and write the JSON, the table and the plot."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--out", type=Path, required=True)

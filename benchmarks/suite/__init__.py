@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
-from equipoise.bench.measure import PINNED
-from equipoise.errors import EquipoiseError, InvalidInput
+import equipoise as eq
+from benchmarks.suite.measure import PINNED, child_environment
 
 __all__ = ["NAMES", "run", "write_pages"]
 
@@ -49,11 +48,11 @@ def run(smoke: bool, out: Path, only: list[str] | None = None) -> Path:
     """
     unknown = sorted(set(only or ()) - set(NAMES))
     if unknown:
-        raise InvalidInput("only", f"among {', '.join(NAMES)}", ", ".join(unknown), "choose from these")
-    command = [sys.executable, "-m", "equipoise.bench.runner", "--out", str(out), *(["--smoke"] if smoke else [])]
-    done = subprocess.run([*command, *(["--only", *only] if only else [])], env={**os.environ, **PINNED})
+        raise eq.InvalidInput("only", f"among {', '.join(NAMES)}", ", ".join(unknown), "choose from these")
+    command = [sys.executable, "-m", "benchmarks.suite.runner", "--out", str(out), *(["--smoke"] if smoke else [])]
+    done = subprocess.run([*command, *(["--only", *only] if only else [])], env=child_environment(PINNED))
     if done.returncode:
-        raise EquipoiseError(f"the benchmark stopped with code {done.returncode}; see its output above.")
+        raise eq.EquipoiseError(f"the benchmark stopped with code {done.returncode}; see its output above.")
     return out
 
 
@@ -72,8 +71,8 @@ def write_pages(out: Path, root: Path) -> list[Path]:
     list of Path
         The files written.
     """
-    from equipoise.bench.plot import plot
-    from equipoise.bench.report import render, write_block
+    from benchmarks.suite.plot import plot
+    from benchmarks.suite.report import render, write_block
 
     data = json.loads(out.read_text(encoding="utf-8"))
     pages = {root / "README.md": render(data, full=False), root / "docs" / "benchmarks.md": render(data)}

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 import equipoise as eq
-from equipoise.arrays import Array
-from equipoise.bench.workloads import Cell, Prepared
+from benchmarks.suite.workloads import Array, Cell, Prepared
 
 __all__ = [
     "Run",
@@ -50,10 +49,9 @@ def linear_run(cell: Cell, langevin: bool = False) -> Run:
 def autodiff_run(cell: Cell) -> Run:
     """Our JAX engine: the same loss written as a function of one row."""
     from equipoise.engines.jax.autodiff import autodiff_engine
-    from equipoise.models.general import Model
 
     loss, _ = jax_functions(cell.prepared)
-    model = Model(lambda p, row: -loss(p, (row["x"], row["y"])), init=np.zeros(cell.prepared.workload.dim))
+    model = eq.Model(lambda p, row: -loss(p, (row["x"], row["y"])), init=np.zeros(cell.prepared.workload.dim))
     problem = model.bind({"x": cell.prepared.x, "y": cell.prepared.y})
     return _engine_run(autodiff_engine(problem, cell.tuning, np.inf), cell)
 

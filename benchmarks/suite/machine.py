@@ -7,8 +7,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from equipoise import __version__
-from equipoise.bench.peers import installed
+import equipoise as eq
+from benchmarks.suite.peers import installed
 
 __all__ = ["describe"]
 
@@ -24,7 +24,7 @@ def describe() -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
         "load_at_start": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
-        "versions": {"equipoise": __version__, **installed()},
+        "versions": {"equipoise": eq.__version__, **installed()},
     }
 
 

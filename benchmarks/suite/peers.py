@@ -8,9 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.bench.contenders import (
+from benchmarks.suite.contenders import (
     Run,
     autodiff_run,
     compiled_run,
@@ -20,8 +19,8 @@ from equipoise.bench.contenders import (
     numpy_run,
     scan,
 )
-from equipoise.bench.measure import NotInstalled
-from equipoise.bench.workloads import Cell
+from benchmarks.suite.measure import NotInstalled
+from benchmarks.suite.workloads import Array, Cell
 
 __all__ = ["CONTENDERS", "PACKAGES", "blackjax_jit_run", "blackjax_scan_run", "installed", "posteriors_run", "require"]
 
@@ -95,7 +94,7 @@ def blackjax_jit_run(cell: Cell) -> Run:
 
     step, white, y, thin = jax.jit(sgld.step), cell.white, cell.y, cell.thin
 
-    def run(steps: int, seed: int) -> NDArray[np.float64]:
+    def run(steps: int, seed: int) -> Array:
         rng = np.random.default_rng(seed)
         # as NumPy rows: to index an array of keys on the device costs more than the step
         keys = np.asarray(jax.random.split(jax.random.PRNGKey(seed), steps))
@@ -129,7 +128,7 @@ def posteriors_run(cell: Cell) -> Run:
 
     transform = sgld.build(log_posterior, lr=1.0, temperature=0.0)
 
-    def run(steps: int, seed: int) -> NDArray[np.float64]:
+    def run(steps: int, seed: int) -> Array:
         torch.manual_seed(seed)
         state = transform.init(torch.from_numpy(cell.start.copy()))
         out = np.empty((steps // thin, cell.start.size))

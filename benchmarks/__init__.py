@@ -1,0 +1,1 @@
+"""What is measured, and what is generated for the documentation: not part of the installed package."""
