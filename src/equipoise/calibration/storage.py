@@ -115,7 +115,9 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         **{f"law.{name}": getattr(law, name) for name in _LAW},
         **({} if tuning.internal is None else {"internal": tuning.internal}),
         **({} if plan.fit.flat is None else {"flat": plan.fit.flat}),
-        **{f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in ("position", "velocity", "rng")},
+        **{
+            f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in ("position", "velocity", "rng")
+        },
         **parts,
         **prior,
     }
@@ -125,10 +127,8 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
 def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
     layout = _layout(_member(header, "layout", dict), _member(header, "chains", dict)["names"], stored)
     about = _member(header, "moments", dict)
-    moments = Moments(
-        **{**about, "names": tuple(about["names"])},
-        **{name: _floats(stored, f"moments.{name}") for name in _MOMENTS},
-    )
+    arrays: Header = {name: _floats(stored, f"moments.{name}") for name in _MOMENTS}
+    moments = Moments(**{**about, **arrays, "names": tuple(about["names"])})
     dynamics, words = Dynamics(**_member(header, "dynamics", dict)), _member(header, "tuning", dict)
     cov, gradient_noise, score_noise, bias = (_floats(stored, f"law.{name}") for name in _LAW)
     step = _floats(stored, "step")
@@ -220,7 +220,7 @@ def _model_parts(model: Model | None) -> tuple[Header | None, Arrays]:
         return None, {}
     robust = model.divergence
     words = None if robust is None else {"kind": type(robust).__name__, **vars(robust)}
-    header = {"family": model.family.name, "constant": model.constant, "divergence": words}
+    header: Header = {"family": model.family.name, "constant": model.constant, "divergence": words}
     return header, {"prior_precision": model.prior_precision, "prior_mean": model.prior_mean}
 
 

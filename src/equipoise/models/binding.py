@@ -134,10 +134,12 @@ def checked(function: Callable[..., R]) -> Callable[..., R]:
     """Name a misspelt option or a missing argument instead of raising a bare TypeError; hold BLAS to one thread."""
     signature, held = inspect.signature(function), in_fixed_order(function)
     names = tuple(signature.parameters)
+    # a function that sorts its own options names the unknown ones itself
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
 
     @wraps(function)
     def called(*args: object, **kwargs: object) -> R:
-        unknown = [name for name in kwargs if name not in names]
+        unknown = [] if open_ended else [name for name in kwargs if name not in names]
         if unknown:
             raise InvalidInput(
                 unknown[0],

@@ -144,7 +144,9 @@ def summarise_law(preview: Preview) -> Summary:
         ("Effective draws", f"{law.ess(1000):,.3g} per 1,000 steps, worst direction"),
         ("Burn-in", f"{preview.burn_in:,} steps, started at the estimate"),
     )
-    footer = (f"covariance is {preview.distance:.1%} from the {preview.target_name} target (relative Frobenius distance)",)
+    footer = (
+        f"covariance is {preview.distance:.1%} from the {preview.target_name} target (relative Frobenius distance)",
+    )
     return Summary(frame, header, footer, "Predicted stationary law")
 
 
