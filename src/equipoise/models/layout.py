@@ -78,7 +78,7 @@ class Skeleton:
         leaves, start = dict[int, object](self.constants), 0
         for _, shape, number in self.trained:
             stop = start + prod(shape)
-            leaves[number] = theta[..., start:stop].reshape(*theta.shape[:-1], *shape)
+            leaves[number] = theta[..., start:stop].reshape((*theta.shape[:-1], *shape))
             start = stop
         return _filled(self.frame, leaves)
 

@@ -108,7 +108,7 @@ class Structure:
             if varies:
                 shape = next(shapes)[1]
                 stop = start + prod(shape)
-                leaves[k] = theta[..., start:stop].reshape(*theta.shape[:-1], *shape)
+                leaves[k] = theta[..., start:stop].reshape((*theta.shape[:-1], *shape))
                 start = stop
         return jax.tree.unflatten(self.treedef, leaves)
 
