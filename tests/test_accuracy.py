@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.calibration.accuracy import bound_constants
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def test_coupling_distance_is_of_first_order_in_step_over_batch(counts):
 def test_theorem_lies_above_the_coupling_where_it_applies(counts):
     model, data, fitted, moments = counts
     dynamics = eq.Dynamics(200)
-    constants = bound_constants(model.bind(data), fitted.params, None)
+    constants = model.bind(data).bound_constants(fitted.params, None)
     step = 0.9 * min(200 * constants.hessian_min / (200 * constants.smoothness**2), 1 / (4 * constants.smoothness))
     bound = eq.wasserstein_bound(model, data, fitted, step, dynamics)
     measured = eq.coupled_distance(model, data, eq.Tuning.at(moments, step, dynamics), steps=100_000, seed=2)
@@ -98,7 +97,7 @@ def test_constants_against_brute_force():
     prior = np.diag([1.0, 2.0, 3.0])
     model = eq.glm("bernoulli", prior_precision=prior, prior_mean=0.5)
     fitted = eq.fit(model, (x, y))
-    c = bound_constants(model.bind((x, y)), fitted.params, None)
+    c = model.bind((x, y)).bound_constants(fitted.params, None)
     norms = np.linalg.norm(x, axis=1)
     assert c.smoothness == pytest.approx((norms**2).max() / 4 + 3.0 / 150)
     assert c.third_mean == pytest.approx((norms**3).mean() / (6 * np.sqrt(3)))
@@ -121,14 +120,14 @@ def test_constants_on_a_ball_dominate_every_point_of_it(family):
     model = eq.glm(family, prior_precision=0.5)
     problem = model.bind((x, y))
     theta = eq.fit(model, (x, y)).params
-    c = bound_constants(problem, theta, 0.4)
+    c = problem.bound_constants(theta, 0.4)
     assert "ball of radius 0.4" in c.scope
     for _ in range(200):
         v = rng.normal(size=2)
         point = theta + 0.4 * rng.random() * v / np.linalg.norm(v)
-        loss = problem.loss_at(point)
+        loss = problem.model.loss
         eta, p = x @ point, loss.constants
         norms = np.linalg.norm(x, axis=1)
         assert np.max(loss.d2(eta, y, p) * norms**2) <= c.smoothness
         assert np.mean(np.abs(loss.d3(eta, y, p)) * norms**3) <= c.third_mean
-        assert np.linalg.eigvalsh(problem.derivatives(point)[2])[0] >= c.strong_convexity
+        assert np.linalg.eigvalsh(problem.derivatives(point, 2).hessian)[0] >= c.strong_convexity

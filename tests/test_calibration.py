@@ -87,7 +87,7 @@ def test_gaussian_sampler_draws_from_the_target(make_data) -> None:
     floor = np.sqrt((1.0 + np.trace(cal.tuning.target) ** 2 / size**2) / 20_000)
     error = np.linalg.norm(np.cov(cal.chains.flat(), rowvar=False) - cal.tuning.target) / size
     assert error < 3.0 * floor
-    assert (cal.plan.steps, cal.plan.rows, cal.chains.thin) == (0, 0, 0)
+    assert (cal.plan.steps, cal.plan.rows, cal.chains.thin, cal.chains.independent) == (0, 0, 1, True)
     again = eq.calibrate(eq.glm("bernoulli"), data, ess=20_000, **run)
     np.testing.assert_array_equal(cal.draws, again.draws)
     assert eq.calibrate(eq.glm("bernoulli"), data, draws=33, **run).draws.shape == (2, 33, 4)

@@ -56,7 +56,7 @@ def test_rows_in_float32_change_the_draws_by_their_rounding(poisson_run, tmp_pat
     assert 0.0 < np.abs(half.draws - full.draws).max() < 1e-5 * full.draws.std()
     with pytest.raises(eq.CheckpointMismatch):
         run(poisson_run, thin=1, storage="float32", checkpoint=tmp_path / "a")
-    with pytest.raises(eq.InvalidInput, match="storage: must be float64 or float32; got 'float16'"):
+    with pytest.raises(eq.InvalidInput, match="storage: must be one of float64, float32; got 'float16'"):
         run(poisson_run, storage="float16")
 
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.engines.engine import Guard
 from equipoise.engines.jax import autodiff
+from equipoise.sampling.checkpoint import Checkpoint
 
 N, DIM = 200, 3
 FAMILIES = ["gaussian", "bernoulli", "poisson", "gamma", "negative-binomial"]
@@ -61,6 +63,11 @@ def logistic(case):
     return model, data, eq.tune(m, "sandwich", eq.Dynamics(20))
 
 
+def engine_of(model, data, tuning):
+    """The engine a run without a guard would use."""
+    return model.bind(data).engine(tuning, Guard(np.inf, tuning.expected))
+
+
 def run(model, data, tuning, **options):
     defaults = {"draws": 60, "chains": 3, "seed": 3, "thin": 1, "burn_in": 0, "guard": None, "progress": False}
     return eq.sample(model, data, tuning, **{**defaults, **options})
@@ -109,9 +116,11 @@ def test_thinning_and_burn_in_are_those_of_the_linear_engine(case) -> None:
 def test_chains_with_and_without_a_projection_take_the_same_path(case, monkeypatch) -> None:
     _, model, _, data, m = case("poisson", prior_precision=np.diag([1.0, 4.0, 9.0]) + 1.0, prior_mean=0.4)
     tuning = eq.tune(m, "sandwich", eq.Dynamics(20, 0.5, 8.0 * N))
-    problem = model.bind(data)
-    assert autodiff.autodiff_engine(problem, tuning, np.inf).projection.rank == 1
-    assert autodiff.autodiff_engine(problem, tuning, np.inf, whiten=False).projection is None
+    engine = engine_of(model, data, tuning)
+    assert engine.projection.rank == 1
+    assert (
+        autodiff.autodiff_engine(engine.task, tuning, Guard(np.inf, tuning.expected), whiten=False).projection is None
+    )
     expected = run(model, data, tuning, draws=400, guard=2.0)
     assert expected.statistics["guard_hits"] > 0
     monkeypatch.setattr("equipoise.engines.jax.autodiff._projection", lambda *_: None)
@@ -128,7 +137,7 @@ def test_no_projection_where_it_would_not_pay_or_hold(case) -> None:
     curved = eq.Model(model.loss, model.init, regularizer=lambda p: p["b"] ** 4)
     # three combinations of three parameters for every number of a row; a regulariser that is not quadratic
     for other, rows in ((narrow, {"y": data["y"]}), (curved, data)):
-        assert autodiff.autodiff_engine(other.bind(rows), tuning, np.inf).projection is None
+        assert engine_of(other, rows, tuning).projection is None
 
 
 def test_langevin_noise_is_the_root_of_the_step(case) -> None:
@@ -155,10 +164,10 @@ def test_bits_do_not_depend_on_how_a_run_is_split(case, monkeypatch) -> None:
         options = {"draws": 70, "thin": 3, "burn_in": 11}
         expected = run(model, data, tuning, **options)
         for module, name, value in (
-            ("engines.autodiff", "_STEPS", 2),
-            ("engines.autodiff", "_STEPS", 13),
-            ("engines.autodiff", "_AHEAD", 20 * 5),
-            ("sampling", "_ROUND_SECONDS", 1e-9),
+            ("engines.jax.autodiff", "_STEPS", 2),
+            ("engines.jax.autodiff", "_STEPS", 13),
+            ("engines.jax.autodiff", "_AHEAD", 20 * 5),
+            ("sampling.run", "_ROUND_SECONDS", 1e-9),
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(f"equipoise.{module}.{name}", value)
@@ -185,7 +194,8 @@ def test_nothing_is_compiled_between_rounds(case, monkeypatch) -> None:
     model = eq.Model(loss_of("bernoulli", traces), {"b": 0.0, "w": np.zeros(DIM - 1)})
     tuning = eq.tune(m, "sandwich", eq.Dynamics(20))
     run(model, data, tuning, draws=10, chains=2)
-    loop = autodiff._loop(model, autodiff._projection(model.bind(data), tuning, True), False, False, False)
+    engine = engine_of(model, data, tuning)
+    loop = autodiff._loop(engine.task.loss, engine.projection, False, False, False)
     assert loop._cache_size() == 1
     # binding the data again traces the loss to check it, and compiles nothing
     before = len(traces)
@@ -213,13 +223,20 @@ def quartic(p, o):
     return o["s"] * (0.5 * p**2 + 0.25 * p**4)
 
 
+def moved(tuning):
+    """The tuning with a step of one half, centred at zero."""
+    law = tuning.predicted
+    centred = replace(law, moments=replace(law.moments, params=np.zeros(1)))
+    return replace(tuning, step=np.array([[0.5]]), predicted=centred)
+
+
 @pytest.fixture(scope="module")
 def explosive():
     """A chain without noise, started at N(0, 4): some diverge, the others go to zero."""
     y = np.random.default_rng(0).normal(size=40)
     m = eq.moments(eq.Model(lambda p, o: 0.5 * (p - o["s"]) ** 2, 0.0), {"s": y}, np.array(y.mean()))
     tuning = eq.tune(m, np.array([[4.0]]), eq.Dynamics(4))
-    return eq.Model(quartic, 0.1), {"s": np.ones(40)}, replace(tuning, step=np.array([[0.5]]), center=np.zeros(1))
+    return eq.Model(quartic, 0.1), {"s": np.ones(40)}, moved(tuning)
 
 
 def simulated(starts, steps):
@@ -307,7 +324,7 @@ def test_a_run_resumes_with_identical_draws(dynamics, case, tmp_path, monkeypatc
     options = {"draws": 900, "thin": 2, "burn_in": 300, "guard": 2.0}
     expected = run(model, data, tuning, **options)
     path = tmp_path / "run.ckpt"
-    save, saves = eq.sampling.Checkpoint.save, []
+    save, saves = Checkpoint.save, []
 
     def interrupted(self, states, *arguments, **keywords):
         save(self, states, *arguments, **keywords)
@@ -316,7 +333,7 @@ def test_a_run_resumes_with_identical_draws(dynamics, case, tmp_path, monkeypatc
             raise Interrupted
 
     monkeypatch.setattr("equipoise.sampling.run._ROUND_SECONDS", 0.001)
-    monkeypatch.setattr(eq.sampling.Checkpoint, "save", interrupted)
+    monkeypatch.setattr(Checkpoint, "save", interrupted)
     for _ in range(2):
         with pytest.raises(Interrupted):
             run(model, data, tuning, **options, checkpoint=path, checkpoint_seconds=0.0)

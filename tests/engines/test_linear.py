@@ -13,9 +13,10 @@ import pytest
 from scipy.special import expit
 
 from equipoise.engines.cost import SPLIT
+from equipoise.engines.engine import initial_state
 from equipoise.engines.numba.compiling import _signature, bound_loop, kernel
 from equipoise.engines.numba.kernel import EXACT
-from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, initial_state, lifting
+from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
 from equipoise.engines.numba.table import RowTable
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
 from equipoise.families.family import FAMILIES, ScalarLoss
@@ -56,7 +57,7 @@ def start_of(program, seed=SEED):
 def run(program, steps, state=None, thin=1):
     state = start_of(program) if state is None else state
     out = np.full((steps // max(thin, 1) + 1, program.rows.shape[1]), np.nan)
-    return out[: advance(program, state, steps, thin, out)], state
+    return out[: advance(program, state, steps, thin, out).written], state
 
 
 def slope(loss, eta, y):
@@ -145,7 +146,7 @@ def test_splitting_a_run_changes_no_bit(momentum, noise, replacement):
     state, pieces = start_of(program), []
     for steps in (1, 2, 96, 301, 0, 99, 501):
         out = np.zeros((steps, 5))
-        pieces.append(out[: advance(program, state, steps, 3, out)])
+        pieces.append(out[: advance(program, state, steps, 3, out).written])
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
     assert len(whole) == 333
     for one, other in zip(vars(state).values(), vars(end).values(), strict=True):
@@ -177,8 +178,8 @@ def test_sharing_a_step_between_threads_changes_no_bit(batch_size):
     with ThreadPoolExecutor(4) as pool:
         for threads in (2, 3, 4):
             state, out = start_of(program), np.zeros((2, 5))
-            assert advance(program, state, 7, 5, out, threads=threads, pool=pool) == 1
-            assert advance(program, state, 5, 5, out[1:], threads=threads, pool=pool) == 1
+            assert advance(program, state, 7, 5, out, threads=threads, pool=pool) == (1, False)
+            assert advance(program, state, 5, 5, out[1:], threads=threads, pool=pool) == (1, False)
             np.testing.assert_array_equal(out, whole)
             for one, other in zip(vars(state).values(), vars(end).values(), strict=True):
                 np.testing.assert_array_equal(one, other)
@@ -188,7 +189,7 @@ def test_divergence_of_a_shared_step():
     program = build("poisson", base=np.full(60, 800.0), batch_size=SPLIT)
     state, out = start_of(program), np.zeros((10, 3))
     with ThreadPoolExecutor(2) as pool:
-        assert advance(program, state, 10, 1, out, threads=2, pool=pool) == -1
+        assert advance(program, state, 10, 1, out, threads=2, pool=pool) == (0, True)
     assert (state.step, state.hits) == (1, 0)
 
 
@@ -196,10 +197,10 @@ def test_draws_are_stored_at_multiples_of_thin_in_rows_of_any_stride():
     program = build(noise_scale=0.05)
     every, _ = run(program, 23)
     state = start_of(program)
-    advance(program, state, 4, 0, np.zeros((0, 3)))
+    advance(program, state, 4, None, np.zeros((0, 3)))
     assert state.step == 4
     strided = np.zeros((10, 2, 3))[:, 1]
-    assert advance(program, state, 19, 5, strided) == 4
+    assert advance(program, state, 19, 5, strided) == (4, False)
     np.testing.assert_array_equal(strided[:4], every[4::5])
     with pytest.raises(ValueError, match="too few"):
         advance(program, state, 10, 2, np.zeros((4, 3)))
@@ -215,12 +216,12 @@ def test_draws_are_lifted_without_a_trace_of_how_a_run_is_split(dim, triangular)
     root = np.tril(root) if triangular else root
     phi, _ = run(program, 100, thin=3)
     whole, state = np.zeros((33, dim)), start_of(program)
-    assert advance(program, state, 100, 3, whole, lifting(root, center)) == 33
+    assert advance(program, state, 100, 3, whole, lifting(root, center)) == (33, False)
     np.testing.assert_allclose(whole, center + phi @ root.T, rtol=0.0, atol=1e-13 * np.sqrt(dim))
     again, pieces = start_of(program), np.zeros((0, dim))
     for steps in (1, 2, 30, 0, 17, 50):
         out = np.zeros((steps, dim))
-        pieces = np.vstack([pieces, out[: advance(program, again, steps, 3, out, lifting(root, center))]])
+        pieces = np.vstack([pieces, out[: advance(program, again, steps, 3, out, lifting(root, center)).written]])
     np.testing.assert_array_equal(pieces, whole)
     np.testing.assert_array_equal(again.position, state.position)
 
@@ -230,7 +231,7 @@ def test_the_program_keeps_the_callers_values_and_survives_read_only_arrays():
     rows.flags.writeable = metric.flags.writeable = False
     program = build(rows=rows, guard_metric=metric, guard_radius2=1.0)
     np.testing.assert_array_equal(program.rows, rows)
-    assert advance(program, start_of(program), 5, 0, np.zeros((0, 3))) == 0
+    assert advance(program, start_of(program), 5, None, np.zeros((0, 3))) == (0, False)
 
 
 def test_the_guard_projects_onto_the_ellipsoid_and_counts():
@@ -352,7 +353,7 @@ def test_divergence_is_reported_at_its_step_and_earlier_draws_are_kept():
         phi = phi - residual @ program.rows / 60
         path.append(phi)
     state, out = start_of(program), np.zeros((1000, 3))
-    assert advance(program, state, 1000, 1, out) == -len(path)
+    assert advance(program, state, 1000, 1, out) == (len(path) - 1, True)
     assert state.step == len(path) > 20
     np.testing.assert_allclose(out[: len(path) - 1], path[:-1], rtol=1e-9)
     assert exploded(state.position)
@@ -362,7 +363,7 @@ def test_divergence_is_reported_at_its_step_and_earlier_draws_are_kept():
 def test_overflow_is_a_divergence_with_or_without_a_guard(radius2):
     program = build("poisson", base=np.full(60, 800.0), guard_radius2=radius2)
     state = start_of(program)
-    assert advance(program, state, 10, 1, np.zeros((10, 3))) == -1
+    assert advance(program, state, 10, 1, np.zeros((10, 3))) == (0, True)
     assert (state.step, state.hits) == (1, 0)
 
 
@@ -379,7 +380,7 @@ def coupled(program, steps, curvature, thin=1):
 def test_the_proxy_of_squared_loss_is_the_chain(replacement):
     program = build(weighted=True, prior=True, momentum=0.4, noise_scale=0.1, replacement=replacement, dim=4)
     count, state, proxy, out = coupled(program, 400, np.full(60, 0.7**-2), thin=2)
-    assert (count, state.step) == (200, 400)
+    assert (count, state.step) == ((200, False), 400)
     np.testing.assert_allclose(out[:200, 1], out[:200, 0], rtol=0.0, atol=1e-12)
     np.testing.assert_allclose(proxy, [state.position, state.velocity], rtol=0.0, atol=1e-12)
     np.testing.assert_array_equal(out[:200, 0], run(program, 400, thin=2)[0])
@@ -392,7 +393,7 @@ def test_the_proxy_of_a_curved_loss_is_its_taylor_chain_and_leaves_the_chain_alo
     alone, end = run(program, 300)
     np.testing.assert_array_equal(out[:, 0], alone)
     np.testing.assert_array_equal(state.rng, end.rng)
-    assert (count, state.step, state.hits) == (300, 300, end.hits)
+    assert (count, state.step, state.hits) == ((300, False), 300, end.hits)
     assert end.hits > 0
     # The Taylor loss is a weighted squared loss around −ℓ'/ℓ'': the engine can run that as a chain.
     squared = ScalarLoss("squared", *4 * (lambda eta, y, p: eta - y,))
@@ -421,7 +422,8 @@ def test_a_coupled_run_ends_with_the_first_divergence():
     program = build("bernoulli", batch_size=60, replacement=False)
     # A curvature this large makes the proxy explode while the logistic chain, with bounded steps, cannot.
     count, state, proxy, out = coupled(program, 1000, np.full(60, 1e3))
-    assert count == -state.step < -20
+    assert count == (state.step - 1, True)
+    assert state.step > 20
     assert exploded(proxy[0])
     alone, end = run(program, state.step)
     np.testing.assert_array_equal(out[: state.step - 1, 0], alone[:-1])
@@ -429,7 +431,7 @@ def test_a_coupled_run_ends_with_the_first_divergence():
     # The other way round: the chain overflows at once, the proxy does not.
     program = build("poisson", base=np.full(60, 400.0), y=np.zeros(60))
     count, state, proxy, _ = coupled(program, 10, np.ones(60))
-    assert (count, state.step) == (-1, 1)
+    assert (count, state.step) == ((0, True), 1)
 
 
 def stationary(program):

@@ -12,7 +12,8 @@ import pytest
 from scipy import integrate, stats
 from scipy.special import expit, ive
 
-from equipoise.engines.numba.linear import LinearProgram, _compile_helper, advance, initial_state
+from equipoise.engines.engine import initial_state
+from equipoise.engines.numba.linear import LinearProgram, _compile_helper, advance
 from equipoise.errors import InvalidInput
 from equipoise.families.divergence import Beta, log_rising
 from equipoise.families.family import FAMILIES
@@ -280,7 +281,7 @@ def test_a_chain_runs_on_it_and_compiles_once_for_all_powers() -> None:
             np.eye(3), 1.0,
         )  # fmt: skip
         state = initial_state(np.zeros(3), np.random.SeedSequence(0))
-        assert advance(program, state, 3, 0, np.empty((0, 3))) == 0
+        assert advance(program, state, 3, None, np.empty((0, 3))) == (0, False)
         phi = np.zeros(3)
         for _ in range(3):
             phi -= 0.02 * x.T @ loss.d1(0.02 * x @ phi, y, loss.constants) / 200

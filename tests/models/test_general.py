@@ -14,13 +14,19 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import equipoise as eq
+from equipoise.data import arrays as arrays_module
+from equipoise.data.source import chosen_rows
 from equipoise.models.general import curvature as curvature_module
-from equipoise.models.general import model as model_module
 from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature
 from equipoise.models.general.structure import trainable_structure
 
 DIM = 8
 SCALE = 1.3
+
+
+def data_of(problem):
+    """The rows of a problem, in the user's structure."""
+    return jax.tree.unflatten(problem.tree, problem.source.leaves)
 
 
 def nested():
@@ -306,7 +312,7 @@ def test_frozen_parameters_stay_and_come_back() -> None:
     chains = eq.sample(model, data, tuning, draws=7, chains=3, progress=False)
     tree = chains.tree()
     assert chains.names == ("layer.weight[0]", "layer.weight[1]")
-    assert chains.variables == (("layer.weight", (2,)),)
+    assert chains.layout.variables == (("layer.weight", (2,)),)
     np.testing.assert_array_equal(tree["layer"].weight, chains.draws)
     assert tree["layer"].bias == 0.25
 
@@ -334,7 +340,7 @@ def brute(problem, theta, S, third=True):
     row = problem.model.functions.row
     with jax.enable_x64(True):
         hessian = jax.jit(jax.hessian(row))
-        rows = [jax.tree.map(lambda a, k=k: a[k], problem.data) for k in range(problem.size)]
+        rows = [jax.tree.map(lambda a, k=k: a[k], data_of(problem)) for k in range(problem.source.n)]
         hessians = [np.asarray(hessian(theta, o)) for o in rows]
         # central differences of tr(J S), fourth order: error about h⁴ = 1e-10 of the fifth derivative
         h, bend = 3e-3, np.zeros(len(S))
@@ -378,7 +384,7 @@ def test_factors_survive_many_rows_and_saturated_ones() -> None:
     assert found.rank == 5
     u, w = (np.concatenate(part)[::97] for part in zip(*found.stored, strict=True))
     # the softmax Hessian in closed form: (diag q − q qᵀ) ⊗ z zᵀ, z = (1, x); parameters are b, then w by rows
-    x, p = np.asarray(problem.data["x"])[::97], problem.unflatten(theta)
+    x, p = np.asarray(data_of(problem)["x"])[::97], problem.layout.unflatten(theta)
     scores = np.column_stack([x @ p["w"] + p["b"], np.zeros(len(x))])
     q = np.exp(scores - scores.max(axis=1, keepdims=True))
     q = (q / q.sum(axis=1, keepdims=True))[:, :-1]
@@ -404,7 +410,7 @@ def test_one_row_of_higher_rank_is_not_missed() -> None:
     rng = np.random.default_rng(0)
     n, dim = 400, 6
     odd = np.zeros(n)
-    probed = np.random.default_rng(0).choice(n, size=curvature_module._PROBED_ROWS, replace=False)
+    probed = chosen_rows(n, curvature_module._PROBED_ROWS, seed=0)
     odd[np.setdiff1d(np.arange(n), probed)[-1]] = 1.0
 
     def loss(p, o):
@@ -430,8 +436,8 @@ def test_small_blocks_give_the_same(monkeypatch) -> None:
         m = problem.moments(theta)
         exact = GeneralCurvature(problem, theta)
         return [
-            *problem.derivatives(theta),
-            problem.value(theta),
+            *problem.derivatives(theta, 2),
+            problem.derivatives(theta, 0).value,
             m.score_cov,
             m.mean_score,
             m.curvature.quadratic(S),
@@ -440,7 +446,7 @@ def test_small_blocks_give_the_same(monkeypatch) -> None:
         ]
 
     whole = everything()
-    monkeypatch.setattr(model_module, "_BLOCK_ELEMENTS", 200)
+    monkeypatch.setattr(arrays_module, "_COLUMN_ELEMENTS", 200)
     # half of the factors are stored, the others found again
     monkeypatch.setattr(curvature_module, "_STORED", 27 * theta.size)
     for one, other in zip(everything(), whole, strict=True):
@@ -592,11 +598,11 @@ def test_flat_directions_are_reported() -> None:
     problem = restricted.bind(data)
     assert problem.names == ("direction[0]",)
     np.testing.assert_allclose(problem.flatten(found.params), 0.0, atol=1e-12)
-    tree = problem.unflatten(np.zeros(1))
+    tree = problem.layout.unflatten(np.zeros(1))
     np.testing.assert_allclose([tree["a"], tree["b"]], [a, b], rtol=1e-14)
     # restricting again, now with nothing flat, changes only the length: Δa/a = Δb/b, as the scaled Hessian has it
     again = restricted.identified(data, found.params).bind(data)
-    step = again.unflatten(np.array([0.1]))
+    step = again.layout.unflatten(np.array([0.1]))
     np.testing.assert_allclose((step["a"] - a) / (step["b"] - b), a / b, rtol=1e-6)
 
 
@@ -742,7 +748,7 @@ def test_bad_options_are_named(options, words) -> None:
         ({**GOOD, "x": np.array([None] * 6)}, "data x: must be a numeric array with a row axis; got ndarray"),
         ({**GOOD, "x": 3.0}, r"data x: must be a numeric array with a row axis; got float64, shape \(\)"),
         (np.array(list("ab")), "data: must be a numeric array"),
-        (None, "data: must be a pytree with at least one array; got no array"),
+        (None, "data: must be given with a model; got None"),
         (eq.data.rows(np.ones((6, 1)), GOOD["y"]), "data: must be a numeric array with a row axis; got Rows"),
     ],
 )  # fmt: skip
@@ -822,14 +828,18 @@ def test_save_and_load_keep_all_but_the_loss(calibrated, tmp_path) -> None:
     again = eq.load(tmp_path / "run.eqz")
     assert again.model is None
     np.testing.assert_array_equal(again.draws, cal.draws)
-    assert again.chains.variables == cal.chains.variables
+    assert again.chains.layout.variables == cal.chains.layout.variables
     assert str(again.summary()) == str(cal.summary())
-    with pytest.raises(eq.InvalidInput, match=r"model: must be one from eq\.glm to have a mean response"):
+    with pytest.raises(eq.InvalidInput, match=r"model: must be at hand.*a loss of your own.*attach\(eq\.bind"):
         again.predict(x)
-    with pytest.raises(
-        eq.InvalidInput, match=r"model: .*got a loaded run, which keeps no loss\. To fix: use cal\.draws"
-    ):
-        again.evaluate(predictor, {"x": x})
+    # the structure is kept, so that functions of the parameters still work
+    jax.tree.map(np.testing.assert_array_equal, again.chains.tree(), cal.chains.tree())
+    jax.tree.map(np.testing.assert_array_equal, again.fit.params, cal.fit.params)
+    for run in (cal, again):
+        found = run.evaluate(lambda p, o: predictor(p, o["x"]), {"x": x[:5]})
+        np.testing.assert_array_equal(
+            found["lower"], cal.evaluate(lambda p, o: predictor(p, o["x"]), {"x": x[:5]})["lower"]
+        )
 
 
 def test_arviz_has_one_variable_per_leaf(calibrated, tmp_path) -> None:
@@ -861,7 +871,7 @@ def test_independent_draws_keep_the_structure(calibrated, make_data) -> None:
     x, y = make_data("bernoulli", n=400, dim=DIM)
     cal = eq.calibrate(calibrated[0].model, {"x": x, "y": y}, ess=100, chains=2, sampler="gaussian", progress=False)
     assert cal.chains.tree()["head"][1]["m"].shape == (2, 50, 2, 2)
-    assert cal.chains.variables == calibrated[0].chains.variables
+    assert cal.chains.layout.variables == calibrated[0].chains.layout.variables
 
 
 def test_bounds_are_for_built_in_families(calibrated) -> None:

@@ -243,7 +243,7 @@ def test_weights_count_rows_in_the_estimated_scale() -> None:
     assert weighted.constant != pytest.approx(eq.fit(model, (x, y)).constant, rel=1e-3)
     residual = rng.normal(size=41)
     ones = LinearProblem(model, eq.data.rows(np.ones((41, 1)), residual, weights=np.full(41, 0.7)), 41, *np.zeros(2))
-    assert ones.constant_at(np.zeros(1)) == np.median(np.abs(residual)) / stats.norm.ppf(0.75)
+    assert ones.settled(np.zeros(1)).constant == np.median(np.abs(residual)) / stats.norm.ppf(0.75)
 
 
 @losses
