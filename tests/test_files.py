@@ -132,7 +132,9 @@ def test_places_where_nothing_can_be_written(tmp_path) -> None:
     bad = {
         str(tmp_path): "Is a folder. To fix: name a file in this folder",
         "": "Is a folder",
-        str(tmp_path / "file" / "below"): "Not a directory. To fix: name a file in a folder; part of this path is a file",
+        str(
+            tmp_path / "file" / "below"
+        ): "Not a directory. To fix: name a file in a folder; part of this path is a file",
         str(tmp_path / "file" / "far" / "below"): "Not a directory",
         str(tmp_path / "pipe"): "Is not a regular file",
         str(tmp_path / "loop"): "Too many levels of symbolic links",
@@ -202,12 +204,11 @@ def test_a_test_of_a_place_leaves_nothing(tmp_path) -> None:
 
 
 def test_a_lock_is_held_once_and_freed_by_closing(tmp_path) -> None:
-    with (tmp_path / "file").open("w+b") as one:
-        with (tmp_path / "file").open("r+b") as other:
-            assert lock(one.fileno()) is True
-            assert lock(other.fileno()) is False
-            one.close()
-            assert lock(other.fileno()) is True
+    with (tmp_path / "file").open("w+b") as one, (tmp_path / "file").open("r+b") as other:
+        assert lock(one.fileno()) is True
+        assert lock(other.fileno()) is False
+        one.close()
+        assert lock(other.fileno()) is True
 
 
 def test_where_there_are_no_locks(tmp_path, monkeypatch) -> None:

@@ -86,6 +86,7 @@ def require_writable(path: str | Path, argument: str = "path") -> Path:
     target = file_place(path, argument)
     folder = next(place for place in target.parents if place.exists())
     try:
+        _sweep(folder / target.name)
         with _temporary(folder / target.name) as raw:
             _fill(raw, b"\0")
     except OSError as error:
@@ -184,7 +185,9 @@ def _create(target: Path) -> io.FileIO:
     while True:
         partial = target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}{_SUFFIX}")
         # private from the first moment where the target is: a mode is never wider than it will be
-        raw = io.FileIO(partial, "xb", opener=lambda name, flags: os.open(name, flags, 0o666 if kept is None else 0o600))
+        raw = io.FileIO(
+            partial, "xb", opener=lambda name, flags: os.open(name, flags, 0o666 if kept is None else 0o600)
+        )
         if kept is not None and sys.platform != "win32":
             with suppress(OSError):  # not every file system has modes
                 os.fchmod(raw.fileno(), kept)
