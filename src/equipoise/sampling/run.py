@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -46,6 +47,10 @@ class Engine(Protocol):
         self, states: list[Any], steps: int, thin: int, outs: list[Array], pool: Executor, threads: int = 1
     ) -> list[int]:
         """Run steps of every chain in place and store θ; rows written to each, or −1 minus that number on divergence."""
+        ...
+
+    def identity(self) -> tuple[Any, ...]:
+        """The arrays that, with the step and the options, determine a run."""
         ...
 
 
@@ -155,19 +160,26 @@ def sample(
     radius2 = guard_radius2(problem, tuning, guard)
     engine = _engine(problem, tuning, radius2, storage)
     run = _Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
-    keeper = None
-    if checkpoint is not None:
-        options = {
-            "draws": draws,
-            "chains": chains,
-            "seed": seed,
-            "thin": every,
-            "burn_in": discard,
-            "guard": radius2,
-        }
-        keeper = Checkpoint(Path(checkpoint), fingerprint(engine, tuning, options), checkpoint_seconds)
-        keeper.restore(run.states, run.draws, run.written)
-    seconds = run.execute(workers, progress, keeper)
+    with ExitStack() as stack:
+        keeper = None
+        if checkpoint is not None:
+            options = {
+                "dynamics": repr(tuning.dynamics),
+                "draws": draws,
+                "chains": chains,
+                "seed": seed,
+                "thin": every,
+                "burn_in": discard,
+                "guard": radius2,
+            }
+            arrays = (tuning.step, tuning.center, tuning.predicted.cov, *engine.identity())
+            keeper = stack.enter_context(
+                Checkpoint(Path(checkpoint), fingerprint(options, *arrays), checkpoint_seconds)
+            )
+            counts, lost = run.progress()
+            keeper.restore(run.states, run.draws, counts, lost)
+            run.written = [-1 - k if gone else k for k, gone in zip(counts, lost, strict=True)]
+        seconds = run.execute(workers, progress, keeper)
     result = _collect(run, problem, tuning, seed, seconds)
     for index, written in enumerate(run.written):
         if written < 0:
@@ -242,10 +254,14 @@ class _Run:
                 chunk = max(1, int(chunk * min(8.0, _ROUND_SECONDS / max(elapsed, 1e-6))))
                 bar.update(sum(state.step for state in self.states))
                 if keeper is not None:
-                    keeper.save(self.states, self.draws, self.written)
+                    keeper.save(self.states, self.draws, *self.progress())
         if keeper is not None:
-            keeper.save(self.states, self.draws, self.written, force=True)
+            keeper.save(self.states, self.draws, *self.progress(), force=True)
         return time.perf_counter() - began
+
+    def progress(self) -> tuple[list[int], list[bool]]:
+        """Draws written by each chain, and whether it diverged."""
+        return [max(k, -1 - k) for k in self.written], [k < 0 for k in self.written]
 
     def _live(self) -> list[int]:
         """Chains that are neither lost nor finished; they are always at the same step."""
