@@ -14,6 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+from numpy.typing import NDArray
+
 from equipoise.checks import shown
 from equipoise.errors import InvalidInput
 
@@ -22,7 +25,7 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-__all__ = ["file_place", "lock", "require_writable", "sync_folder", "unwritable", "write_atomic"]
+__all__ = ["file_place", "lock", "raw_bytes", "require_writable", "sync_folder", "unwritable", "write_atomic"]
 
 _SUFFIX = ".partial"
 # Elsewhere an open file cannot be renamed, so a temporary has no lock there that tells whether its writer lives.
@@ -153,6 +156,13 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def raw_bytes(array: NDArray[np.generic]) -> memoryview:
+    """The bytes behind a contiguous array; not a copy."""
+    if not array.flags.c_contiguous:
+        raise ValueError("the array must be in one piece of memory, rows first")
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _kind(mode: int) -> str:

@@ -106,6 +106,12 @@ def resumed(path: Path, lost: bool = False) -> tuple[Run, list[int]]:
     return run, [state.step for state in run.states]
 
 
+def put(path: Path, content: bytes) -> None:
+    """Write a new file: some systems bring one that is written over to the disk at once, which takes long."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+
+
 @pytest.fixture
 def quick(monkeypatch) -> None:
     """Without waiting for the disk, which tests of what is read do not need."""
@@ -216,7 +222,7 @@ def test_a_file_cut_at_any_length_resumes_from_the_last_whole_save(tmp_path, qui
     whole = path.read_bytes()
     reached = []
     for length in range(len(whole) + 1):
-        path.write_bytes(whole[:length])
+        put(path, whole[:length])
         run, steps = resumed(path)
         kept = max((size for size in sizes if size <= length), default=sizes[0])
         assert path.read_bytes() == whole[:kept], "what was torn is cut off"
@@ -258,7 +264,7 @@ def test_no_flipped_bit_changes_a_draw(tmp_path, quick, lost, header, flips) -> 
     bits = {*range(8 * sizes[0] * header), *rng.sample(range(8 * len(whole)), flips)}
     refused, dropped = 0, 0
     for bit in sorted(bits):
-        path.write_bytes(flipped(whole, bit))
+        put(path, flipped(whole, bit))
         if bit // 8 < sizes[-2]:
             with pytest.raises(eq.CheckpointMismatch, match=r"^checkpoint: .*run.ckpt.*To fix: delete it"):
                 resumed(path, lost)
@@ -278,7 +284,7 @@ def test_flips_in_a_file_without_a_save_start_the_run_again_or_are_refused(tmp_p
     saved(path, 0)
     whole = path.read_bytes()
     for bit in range(8 * len(whole)):
-        path.write_bytes(flipped(whole, bit))
+        put(path, flipped(whole, bit))
         try:
             _, steps = resumed(path)
         except eq.CheckpointMismatch:

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 from equipoise.errors import CheckpointMismatch, EquipoiseWarning
-from equipoise.files import file_place, lock, require_writable, sync_folder, unwritable
-from equipoise.sampling.journal import Damaged, Journal, Record, raw_bytes
+from equipoise.files import file_place, lock, raw_bytes, require_writable, sync_folder, unwritable
+from equipoise.sampling.journal import Damaged, Journal, Record
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -18,10 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-__all__ = ["Damaged", "Journal", "Record", "raw_bytes"]
+__all__ = ["Damaged", "Journal", "Record"]
 
 _HEAD = struct.Struct("<QQ8s")
 _TAIL = struct.Struct("<32sQ8s")
@@ -175,13 +172,6 @@ class Journal:
         while view:
             # the system may take a part, and never more than 2 GB at once
             view = view[self._stream.write(view) :]
-
-
-def raw_bytes(array: NDArray[np.generic]) -> memoryview:
-    """The bytes behind a contiguous array; not a copy."""
-    if not array.flags.c_contiguous:
-        raise ValueError("the array must be in one piece of memory, rows first")
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _head(chain: bytes, length: int, kind: int) -> bytes:
