@@ -211,6 +211,26 @@ def test_a_lock_is_held_once_and_freed_by_closing(tmp_path) -> None:
         assert lock(other.fileno()) is True
 
 
+def test_where_open_files_cannot_be_renamed(tmp_path, monkeypatch) -> None:
+    """They are closed first; nobody can tell then whether the writer of a temporary lives, so none is swept."""
+    monkeypatch.setattr(files, "_RENAMES_OPEN_FILES", False)
+    replace, closed = os.replace, []
+
+    def watched(source, target) -> None:
+        opened = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+        closed.append(str(source) not in opened)
+        replace(source, target)
+
+    if Path("/proc/self/fd").exists():
+        monkeypatch.setattr(files.os, "replace", watched)
+    stale = tmp_path / f"{files._prefix(tmp_path / 'file')}0123456789abcdef.partial"
+    stale.write_bytes(b"another's")
+    write_atomic(tmp_path / "file", b"new")
+    assert names(tmp_path) == [stale.name, "file"]
+    assert (tmp_path / "file").read_bytes() == b"new"
+    assert all(closed)
+
+
 def test_where_there_are_no_locks(tmp_path, monkeypatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
