@@ -288,15 +288,21 @@ KILLED = textwrap.dedent(
     contents = [bytes([k]) * size for k, size in enumerate((1, 300_000, 20_000, 1_000_000))]
     write_atomic(path, contents[0])
     most, changed = 0, 0
-    for kill in range(60):
+    for kill in range(45):
+        heard, told = os.pipe()
         child = os.fork()
         if not child:
             while True:
                 for content in contents:
                     write_atomic(path, content)
-        time.sleep(rng.uniform(0.0, 0.02))
+                    os.write(told, b".")
+        os.close(told)
+        for _ in range(rng.randrange(1, 6)):
+            assert os.read(heard, 1), "the writer failed"
+        time.sleep(rng.uniform(0.0, 0.003))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(heard)
         found = path.read_bytes()
         assert found in contents, f"kill {kill}: {len(found)} bytes"
         left = len(list(path.parent.iterdir())) - 1

@@ -386,7 +386,8 @@ KILLED = textwrap.dedent(
 
     path, rng, reached = Path(sys.argv[2]), random.Random(3), []
     expected = Run().finish()
-    for kill in range(50):
+    for kill in range(40):
+        heard, told = os.pipe()
         child = os.fork()
         if not child:
             while True:
@@ -397,9 +398,14 @@ KILLED = textwrap.dedent(
                     for _ in range(36):
                         run.advance(1)
                         kept.save(*run.arguments())
-        time.sleep(rng.uniform(0.002, 0.03))
+                        os.write(told, b".")
+        os.close(told)
+        for _ in range(rng.randrange(1, 36)):
+            assert os.read(heard, 1), "the writer failed"
+        time.sleep(rng.uniform(0.0, 0.001))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(heard)
         run, steps = resumed(path)
         same(run.finish(), expected)
         reached.append(steps[2])
