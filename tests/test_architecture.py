@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # The order in which data flows. A module imports only from its own rank and below, except inside functions.
 ORDER = [
     {"errors", "arrays"},
-    {"checks", "linalg", "progress"},
+    {"checks", "files", "linalg", "progress"},
     {"data"},
     {"theory"},
     {"families"},

@@ -19,6 +19,7 @@ from equipoise.engines.numba.kernel import EXACT
 from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
 from equipoise.engines.numba.table import RowTable
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
+from equipoise.errors import EquipoiseWarning
 from equipoise.families.family import FAMILIES, ScalarLoss
 
 CONSTANTS = {"gaussian": (0.7,), "gamma": (2.5,), "negative-binomial": (0.4,)}
@@ -515,8 +516,10 @@ def test_another_process_finds_the_compiled_loop_on_disk():
 
 def test_without_a_place_for_the_cache_the_loop_is_compiled_in_memory(monkeypatch):
     monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
+    monkeypatch.setattr("equipoise.engines.numba.compiling._TOLD", [])
     loss = ScalarLoss("uncached", *4 * (lambda eta, y, p: 3.0 * (eta - y),))
-    draws, _ = run(build(loss=loss), 5)
+    with pytest.warns(EquipoiseWarning, match="there is no folder it may be kept in"):
+        draws, _ = run(build(loss=loss), 5)
     assert np.isfinite(draws).all()
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array
+from equipoise.calibration.archive import read_archive, write_archive
 from equipoise.calibration.calibration import Calibration
 from equipoise.calibration.planning import Plan
 from equipoise.data.table import Design
@@ -36,8 +34,8 @@ from equipoise.theory.tuning import Tuning
 __all__ = ["load", "save"]
 
 _FORMAT = 2
-# what numpy, zipfile and zlib raise on a file that is damaged or of another kind
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+# what a well-formed file raises that is not a run of this version
+_UNFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 _FIT = ("gradient_norm", "converged", "iterations", "loss", "condition", "constant")
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
 _LAW = ("cov", "gradient_noise", "score_noise", "mean_bias")
@@ -52,38 +50,29 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 def save(calibration: Calibration, path: Path) -> Path:
-    """Write a calibration; the rows of the data are not kept."""
-    header, arrays = _described(calibration)
-    try:
-        text = json.dumps(header)
-    except TypeError as error:
-        raise InvalidInput(
-            "formula", "over text or numeric levels to be saved", str(error), "convert dates and objects to text first"
-        ) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as stream:
-        np.savez_compressed(stream, allow_pickle=False, header=np.array(text), **arrays)
-    return path
+    """Write a calibration, whole or not at all; the rows of the data are not kept."""
+    return write_archive(path, *_described(calibration))
 
 
 def load(path: str | Path) -> Calibration:
     """Read a calibration written by `Calibration.save`, whole but for its rows: `attach` brings a problem back.
 
+    The file may come from anywhere: nothing in it is run, and it is checked before it is believed.
+
     Raises
     ------
     InvalidInput
-        If the file is missing or not such a file.
+        If the file is missing, damaged, or not such a file.
     """
-    file = Path(path)
+    header, stored = read_archive(path)
     try:
-        # opened here because np.load leaves a file it cannot read open
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
-            header = json.loads(str(stored["header"]))
-            if header["format"] != _FORMAT:
-                raise ValueError(f"format {header['format']} is not one this version reads")
-            return _restored(header, {name: stored[name] for name in stored.files})
-    except _UNREADABLE as error:
-        raise InvalidInput("path", "a file written by save()", f"{file.name}: {error}", "check the path") from error
+        if header.get("format") != _FORMAT:
+            raise ValueError(f"format {header.get('format')!r} is not one this version reads")
+        return _restored(header, stored)
+    except _UNFIT as error:
+        name = Path(path).name
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, (KeyError, TypeError)) else str(error)
+        raise InvalidInput("path", "a file written by save()", f"{name}: {reason:.200}", "check the path") from error
 
 
 def _described(cal: Calibration) -> tuple[Header, Arrays]:
@@ -125,6 +114,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
 
 
 def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
+    _require_sizes(header, stored)
     layout = _layout(_member(header, "layout", dict), _member(header, "chains", dict)["names"], stored)
     about = _member(header, "moments", dict)
     arrays: Header = {name: _floats(stored, f"moments.{name}") for name in _MOMENTS}
@@ -157,6 +147,27 @@ def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
         None if design is None else Design(spec=None, **_member(header, "design", dict)),
         None if found is None else _refinement(_member(header, "refinement", dict)),
     )
+
+
+def _require_sizes(header: Mapping[str, object], stored: Arrays) -> None:
+    """Raise `ValueError` unless the arrays fit together: D parameters throughout, and matrices that are what they say."""
+    dim, plan = _floats(stored, "theta").size, _member(header, "plan", dict)
+    for name, shape in {"draws": (plan["chains"], plan["draws"], dim), **_shapes(dim, stored)}.items():
+        if stored[name].shape != shape:
+            raise ValueError(f"{name} has shape {stored[name].shape}, not {shape}")
+        if name not in {"draws", "law.mean_bias"} and not np.isfinite(_floats(stored, name)).all():
+            raise ValueError(f"{name} is not finite")
+    for name in ("step", "target", "law.cov", "moments.hessian"):
+        matrix = _floats(stored, name)
+        if np.abs(matrix - matrix.T).max() > 1e-8 * np.abs(matrix).max() or np.linalg.eigvalsh(matrix)[0] <= 0.0:
+            raise ValueError(f"{name} is not symmetric and positive definite")
+
+
+def _shapes(dim: int, stored: Arrays) -> dict[str, tuple[int, ...]]:
+    vectors = ("moments.params", "moments.mean_score", "law.mean_bias")
+    matrices = [name for name in stored if name.startswith(("moments.", "law.")) and name not in vectors]
+    own = ("step", "target", *(("internal",) if "internal" in stored else ()))
+    return {**dict.fromkeys((*matrices, *own), (dim, dim)), **dict.fromkeys(vectors, (dim,))}
 
 
 def _picked(thing: object, names: tuple[str, ...]) -> Header:
@@ -198,10 +209,16 @@ def _layout_parts(layout: Layout) -> tuple[Header, Arrays]:
     kept = layout.skeleton()
     if not isinstance(kept, Skeleton):
         return {"frame": None}, {}
-    arrays: Arrays = {f"layout.{k}": array for k, array in kept.constants.items()}
+    arrays: Arrays = {f"layout.{k}": _wide(array) for k, array in kept.constants.items()}
     if kept.origin is not None and kept.basis is not None:
         arrays |= {"layout.origin": kept.origin, "layout.basis": kept.basis}
     return {"frame": kept.frame, "trained": kept.trained, "constants": list(kept.constants)}, arrays
+
+
+def _wide(array: NDArray[np.generic]) -> NDArray[np.generic]:
+    """An array in one of the few types that are kept."""
+    wide = {"f": np.float64, "i": np.int64, "u": np.uint64, "b": np.bool_}[array.dtype.kind]
+    return array.astype(wide)
 
 
 def _layout(words: Mapping[str, object], names: list[str], stored: Arrays) -> Layout:

@@ -20,6 +20,7 @@ from equipoise.models.problem import Problem
 from equipoise.progress import Progress
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.checkpoint import Checkpoint, fingerprint
+from equipoise.sampling.interrupt import interruptible
 from equipoise.theory.tuning import Tuning
 
 __all__ = ["resolve_burn_in", "resolve_guard", "resolve_thin", "sample"]
@@ -102,8 +103,9 @@ def sample(
     if checkpoint is None:
         seconds = run.execute(workers, progress)
     else:
-        options = {"draws": draws, "chains": chains, "seed": seed, "thin": every, "burn_in": discard}
-        key = fingerprint(engine.identity, tuning, {**options, "guard": ellipsoid.radius2})
+        options: dict[str, object] = {"draws": draws, "chains": chains, "seed": seed, "thin": every, "burn_in": discard}
+        options |= {"guard": ellipsoid.radius2, "engine": engine.identity, "dynamics": repr(tuning.dynamics)}
+        key = fingerprint(options, tuning.step, tuning.center, tuning.expected)
         with Checkpoint(Path(checkpoint), key, checkpoint_seconds) as keeper:
             keeper.restore(run.states, run.draws, run.written, run.diverged)
             seconds = run.execute(workers, progress, keeper)
@@ -177,8 +179,9 @@ class Run:
         with (
             ThreadPoolExecutor(threads) as pool,
             Progress("sampling", len(self.states) * self.steps, progress) as bar,
+            interruptible() as interrupt,
         ):
-            while self._live():
+            while self._live() and not interrupt.asked:
                 tick = time.perf_counter()
                 self._advance(chunk, pool, threads)
                 elapsed = time.perf_counter() - tick
@@ -189,6 +192,10 @@ class Run:
                     keeper.save(self.states, self.draws, self.written, self.diverged)
         if keeper is not None:
             keeper.save(self.states, self.draws, self.written, self.diverged, force=True)
+        if interrupt.asked and self._live():
+            step = max(state.step for state in self.states)
+            advice = "give a checkpoint to go on from there next time" if keeper is None else "run again to go on"
+            raise KeyboardInterrupt(f"stopped at step {step:,} of {self.steps:,}; {advice}")
         for c, lost in enumerate(self.diverged):
             if lost:
                 self.draws[c, self.written[c] :] = np.nan

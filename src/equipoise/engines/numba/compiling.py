@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
+import warnings
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType
 from typing import Any, cast
 
 import numba
 import numpy as np
+from numba.core import caching, serialize
 from numba.core.registry import cpu_target
 
 from equipoise.engines.numba.exponential import exponential
@@ -24,6 +27,7 @@ from equipoise.engines.numba.kernel import (
     run,
 )
 from equipoise.engines.random import add_normals, compiled
+from equipoise.errors import EquipoiseWarning
 from equipoise.families.family import ScalarFunction, exp
 
 __all__ = ["MOST_CONSTANTS", "bound_loop", "compile_helper", "kernel", "lifter"]
@@ -31,6 +35,12 @@ __all__ = ["MOST_CONSTANTS", "bound_loop", "compile_helper", "kernel", "lifter"]
 # Up to this many constants of a loss are passed by value: the compiler then knows that no store changes them and
 # takes what depends on them alone, such as a logarithm, out of the loop. Longer ones are tables.
 MOST_CONSTANTS = 8
+# Numba is not typed.
+_CodeFile: Any = caching.CompileResultCacheImpl
+_FolderCache: Any = caching.FunctionCache
+_pickled: Any = serialize.dumps
+# Whether the user knows that the cache cannot be used.
+_TOLD: list[str] = []
 _LIFT = cast(Any, numba.types).Tuple((numba.types.float64[::1], numba.types.int64[::1]))
 
 
@@ -132,11 +142,79 @@ def lifter() -> Any:
 
 
 def _on_disk(function: Any, name: str, signature: Any) -> Any:
+    """Compile, or load what was compiled; without a cache that can be used, compile in memory and say so."""
     processor = cpu_target.target_context.codegen().magic_tuple()
-    digest = hashlib.sha256(f"{numba.__version__} {processor} {signature} {sorted(EXACT.items())}".encode())
+    digest = hashlib.sha256(f"{numba.__version__} {processor} {signature} {sorted(EXACT.items())} sealed".encode())
     _feed(digest, function)
     function.__name__ = function.__qualname__ = f"{name}_{digest.hexdigest()[:20]}"
+    dispatcher = numba.njit(**EXACT)(function)
     try:
-        return numba.njit(signature, cache=True, **EXACT)(function)
-    except RuntimeError:  # nowhere to write the cache, neither beside this file nor in the user's home
-        return numba.njit(signature, **EXACT)(function)
+        # what njit(cache=True) does, with a cache that takes no fault for granted
+        dispatcher._cache = _Cache(function)
+    except (RuntimeError, OSError):
+        _tell("there is no folder it may be kept in")
+    dispatcher.compile(signature)
+    dispatcher.disable_compile()
+    return dispatcher
+
+
+class _Sealed(_CodeFile):  # type: ignore[misc]
+    """Compiled code in a file, with a digest: changed code would run all the same."""
+
+    def reduce(self, cres: Any) -> tuple[bytes, bytes]:
+        code = _pickled(super().reduce(cres))
+        return self._seal(code), code
+
+    def rebuild(self, target_context: Any, payload: tuple[bytes, bytes]) -> Any:
+        seal, code = payload
+        if seal != self._seal(code):
+            raise ValueError("a file was changed")
+        return super().rebuild(target_context, pickle.loads(code))
+
+    def _seal(self, code: bytes) -> bytes:
+        # the name is in it, so that no other function's code is taken for this one's
+        return hashlib.blake2b(self.filename_base.encode() + b"\n" + code, digest_size=32).digest()
+
+
+class _Cache(_FolderCache):  # type: ignore[misc]
+    """Numba's cache on disk, of which no fault stops a run."""
+
+    _impl_class = _Sealed
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # whatever unpickling meets in a damaged file
+            _tell(f"a file in {self.cache_path} cannot be read: {_first_line(error)}")
+            return self._forget()
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:  # a full disk, a folder that was taken away
+            _tell(f"a file in {self.cache_path} cannot be written: {_first_line(error)}")
+
+    def _forget(self) -> None:
+        """Empty the index, so that what is compiled now takes the place of what is damaged."""
+        try:
+            self.flush()
+        except OSError:
+            self.disable()
+
+
+def _first_line(error: Exception) -> str:
+    text = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
+    return text.splitlines()[0][:100]
+
+
+def _tell(reason: str) -> None:
+    """Say once in a process why there is no cache: each loop would meet the same."""
+    if not _TOLD:
+        _TOLD.append(reason)
+        warnings.warn(
+            f"NUMBA_CACHE_DIR: the compiled loop cannot be kept on disk or taken from there ({reason}). It was compiled in "
+            "memory, which takes seconds in each process. To fix: empty that folder, make room on its disk, or set "
+            "NUMBA_CACHE_DIR to another.",
+            EquipoiseWarning,
+            stacklevel=2,
+        )

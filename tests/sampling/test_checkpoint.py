@@ -1,0 +1,649 @@
+"""Checkpoints: the draws of a run that was never interrupted, whatever happens to it or to its file; or a refusal."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import struct
+import subprocess
+import sys
+import textwrap
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import equipoise as eq
+from equipoise.sampling import checkpoint, journal
+from equipoise.sampling.checkpoint import Checkpoint, fingerprint
+
+CHAINS, DRAWS, DIM, LOST = 3, 12, 2, 7
+MASK = 2**64 - 1
+
+
+@dataclass
+class State:
+    """A state with fields of every kind; the first three and the step are those of the engines."""
+
+    position: np.ndarray
+    rng: np.ndarray
+    order: np.ndarray
+    marks: np.ndarray
+    nothing: np.ndarray = field(default_factory=lambda: np.empty(0))
+    step: int = 0
+    total: float = 0.0
+    odd: bool = False
+
+
+class Run:
+    """Three deterministic chains whose next draw depends on every field of their state; the last diverges, if asked."""
+
+    def __init__(self, lost: bool = False) -> None:
+        self.states = [
+            State(np.arange(DIM) + c / 3, np.full(4, c + 1, np.uint64), np.arange(5), np.zeros((2, 2), bool))
+            for c in range(CHAINS)
+        ]
+        self.draws = np.full((CHAINS, DRAWS, DIM), 7.0)
+        self.written, self.diverged, self.lost = [0] * CHAINS, [False] * CHAINS, lost
+
+    def advance(self, steps: int) -> None:
+        """Chains run unevenly: chain c stores a draw every c + 1 steps."""
+        for c, state in enumerate(self.states):
+            for _ in range(steps):
+                if self.diverged[c] or self.written[c] == DRAWS:
+                    break
+                self._step(c, state)
+
+    def _step(self, c: int, state: State) -> None:
+        state.step += 1
+        state.rng[0] = (int(state.rng[0]) * 6364136223846793005 + 1442695040888963407) & MASK
+        state.order[:] = np.roll(state.order, int(state.rng[0] % 3))
+        state.marks[0, 1] ^= state.order[0] > 2
+        state.odd = not state.odd
+        state.total += float(state.position.sum())
+        shift = state.order[0] + state.marks[0, 1] + 2 * state.odd + state.total / 100 + state.step
+        state.position[:] = np.cos(1.7 * state.position + shift)
+        if state.step % (c + 1) == 0:
+            self.draws[c, self.written[c]] = state.position
+            self.written[c] += 1
+        if self.lost and c == CHAINS - 1 and self.written[c] == LOST:
+            self.diverged[c] = True
+            self.draws[c, LOST:] = np.nan
+
+    def finish(self) -> Run:
+        self.advance(10 * DRAWS)
+        return self
+
+    def arguments(self):
+        return self.states, self.draws, self.written, self.diverged
+
+
+def keeper(path: Path, key: str = "the key", seconds: float = 0.0) -> Checkpoint:
+    return Checkpoint(path, key, seconds)
+
+
+def saved(path: Path, saves: int = 4, steps: int = 5, lost: bool = False) -> list[int]:
+    """A run that is stopped after some saves; the size of its file after each."""
+    run, sizes = Run(lost), []
+    with keeper(path) as kept:
+        kept.restore(*run.arguments())
+        sizes.append(path.stat().st_size)
+        for _ in range(saves):
+            run.advance(steps)
+            kept.save(*run.arguments(), force=True)
+            sizes.append(path.stat().st_size)
+    return sizes
+
+
+def resumed(path: Path, lost: bool = False) -> tuple[Run, list[int]]:
+    """A run brought to where its file left it, and the steps it stood at."""
+    run = Run(lost)
+    with keeper(path) as kept:
+        kept.restore(*run.arguments())
+    return run, [state.step for state in run.states]
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a new file: some systems bring one that is written over to the disk at once, which takes long."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def quick(monkeypatch) -> None:
+    """Without waiting for the disk, which tests of what is read do not need."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def same(one: Run, other: Run) -> None:
+    np.testing.assert_array_equal(one.draws, other.draws)
+    assert (one.written, one.diverged) == (other.written, other.diverged)
+    for a, b in zip(one.states, other.states, strict=True):
+        for name, value in vars(a).items():
+            np.testing.assert_array_equal(value, getattr(b, name))
+            assert type(value) is type(getattr(b, name))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("saves", range(7))
+def test_a_run_resumes_with_every_field_and_every_draw(tmp_path, saves, lost) -> None:
+    path = tmp_path / "made" / "run.ckpt"
+    saved(path, saves, lost=lost)
+    run, steps = resumed(path, lost)
+    if not saves:
+        assert steps == [0, 0, 0]
+        np.testing.assert_array_equal(run.draws, 7.0)
+    else:
+        assert steps[0] == min(5 * saves, DRAWS)
+        assert run.diverged == [False, False, lost and saves >= 5]
+    same(run.finish(), Run(lost).finish())
+    assert [p.name for p in path.parent.iterdir()] == ["run.ckpt"]
+
+
+def test_a_run_resumes_many_times(tmp_path) -> None:
+    expected, path, steps = Run().finish(), tmp_path / "run.ckpt", []
+    for _ in range(40):
+        run = Run()
+        with keeper(path) as kept:
+            kept.restore(*run.arguments())
+            steps.append(run.states[2].step)
+            run.advance(1)
+            kept.save(*run.arguments())
+    assert steps == [*range(36), 36, 36, 36, 36]
+    same(run, expected)
+
+
+def test_appending_costs_what_is_new_and_nothing_is_written_twice(tmp_path) -> None:
+    path = tmp_path / "run.ckpt"
+    first = path.parent / "copy"
+    sizes = saved(path, 2, 6)
+    first.write_bytes(path.read_bytes())
+    run = Run()
+    with keeper(path) as kept:
+        kept.restore(*run.arguments())
+        before = sum(run.written)
+        for _ in range(2):  # the second has nothing new
+            run.advance(3 if before == sum(run.written) else 0)
+            kept.save(*run.arguments(), force=True)
+    overhead = len(checkpoint._snapshot(*run.arguments()[:1], *run.arguments()[2:])) + 24 + 48
+    assert path.read_bytes().startswith(first.read_bytes())
+    new = sum(run.written) - before
+    assert new > 0
+    assert path.stat().st_size - sizes[-1] == overhead + new * DIM * 8
+    # a finished run that is run again leaves its file alone
+    run.finish()
+    with keeper(path) as kept:
+        kept.restore(*Run().arguments())
+        kept.save(*run.arguments(), force=True)
+    whole = path.read_bytes()
+    again, _ = resumed(path)
+    with keeper(path) as kept:
+        kept.restore(*again.arguments())
+        kept.save(*again.arguments(), force=True)
+    assert path.read_bytes() == whole
+
+
+def test_saves_wait_until_they_are_due(tmp_path, monkeypatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(checkpoint.time, "perf_counter", lambda: clock[0])
+    run, path, sizes = Run(), tmp_path / "run.ckpt", []
+    with keeper(path, seconds=2.0) as kept:
+        kept.restore(*run.arguments())
+        for wait in (1.9, 0.2, 1.9, 0.2):
+            clock[0] += wait
+            run.advance(1)
+            before = path.stat().st_size
+            kept.save(*run.arguments())
+            sizes.append(path.stat().st_size - before)
+    assert [size > 0 for size in sizes] == [False, True, False, True]
+    # large states are saved less often, so that they do not fill the disk
+    monkeypatch.setattr(checkpoint, "_SMALL_STATES", 0)
+    monkeypatch.setattr(checkpoint, "_STATE_BYTES_PER_SECOND", 50.0)
+    with keeper(path, seconds=2.0) as kept:
+        kept.restore(*run.arguments())
+        run.advance(1)
+        clock[0] += 2.1
+        kept.save(*run.arguments())
+        assert path.stat().st_size == before + sizes[-1]
+        clock[0] += 100.0
+        kept.save(*run.arguments())
+        assert path.stat().st_size > before + sizes[-1]
+
+
+# files that were cut short or changed
+
+
+def test_a_file_cut_at_any_length_resumes_from_the_last_whole_save(tmp_path, quick) -> None:
+    path, expected = tmp_path / "run.ckpt", Run().finish()
+    sizes = saved(path, 3)
+    whole = path.read_bytes()
+    reached = []
+    for length in range(len(whole) + 1):
+        put(path, whole[:length])
+        run, steps = resumed(path)
+        kept = max((size for size in sizes if size <= length), default=sizes[0])
+        assert path.read_bytes() == whole[:kept], "what was torn is cut off"
+        reached.append(steps[0])
+        if length % 64 == 0 or length in sizes:
+            same(run.finish(), expected)
+    changes = [k for k in range(1, len(reached)) if reached[k] != reached[k - 1]]
+    assert changes == sizes[1:]
+    assert reached[-1] == DRAWS
+
+
+def test_a_tail_that_never_reached_the_disk_is_dropped(tmp_path) -> None:
+    """After a power cut a file may have its length, and zeros or old blocks where the last write should be."""
+    path, expected = tmp_path / "run.ckpt", Run().finish()
+    sizes = saved(path, 3)
+    whole, start = path.read_bytes(), sizes[-2]
+    tails = [bytes(len(whole) - start), bytes(24) + whole[start + 24 :], whole[start:-60] + bytes(60)]
+    tails += [whole[start : start + 40] + bytes(30) + whole[start + 70 :], bytes(5000), os.urandom(3000)]
+    for tail in tails:
+        path.write_bytes(whole[:start] + tail)
+        run, _ = resumed(path)
+        assert run.states[0].step == 10
+        assert path.read_bytes() == whole[:start]
+        same(run.finish(), expected)
+
+
+def flipped(whole: bytes, bit: int) -> bytes:
+    changed = bytearray(whole)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(("lost", "header", "flips"), [(False, True, 3200), (True, False, 800)])
+def test_no_flipped_bit_changes_a_draw(tmp_path, quick, lost, header, flips) -> None:
+    path, expected = tmp_path / "run.ckpt", Run(lost).finish()
+    sizes = saved(path, 4 if lost else 6, 6, lost)
+    whole = path.read_bytes()
+    rng = random.Random(11)
+    bits = {*range(8 * sizes[0] * header), *rng.sample(range(8 * len(whole)), flips)}
+    refused, dropped = 0, 0
+    for bit in sorted(bits):
+        put(path, flipped(whole, bit))
+        if bit // 8 < sizes[-2]:
+            with pytest.raises(eq.CheckpointMismatch, match=r"^checkpoint: .*run.ckpt.*To fix: delete it"):
+                resumed(path, lost)
+            assert path.read_bytes() == flipped(whole, bit), "a file that is refused is left alone"
+            refused += 1
+        else:
+            run, _ = resumed(path, lost)
+            assert run.written != expected.written
+            same(run.finish(), expected)
+            dropped += 1
+    assert refused > 0.6 * flips
+    assert dropped > 0.05 * flips
+
+
+def test_flips_in_a_file_without_a_save_start_the_run_again_or_are_refused(tmp_path, quick) -> None:
+    path = tmp_path / "run.ckpt"
+    saved(path, 0)
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        put(path, flipped(whole, bit))
+        try:
+            _, steps = resumed(path)
+        except eq.CheckpointMismatch:
+            assert bit // 8 < len(checkpoint._OPENING)
+        else:
+            assert steps == [0, 0, 0]
+            assert path.read_bytes() == whole
+
+
+def test_records_cannot_be_swapped_left_out_or_repeated(tmp_path) -> None:
+    path = tmp_path / "run.ckpt"
+    sizes = saved(path, 4, 3)
+    whole = path.read_bytes()
+    head, *parts = (whole[a:b] for a, b in zip([0, *sizes], sizes, strict=False))
+    one, two, three, four = parts
+    for wrong in ([one, three, two, four], [one, three, four], [two, three, four], [one, one, two, three, four]):
+        path.write_bytes(head + b"".join(wrong))
+        with pytest.raises(eq.CheckpointMismatch, match="is damaged"):
+            resumed(path)
+    other = tmp_path / "other"
+    saved(other, 4, 4)
+    # a record of another run behind the last is no continuation
+    path.write_bytes(whole + other.read_bytes()[sizes[0] :])
+    with pytest.raises(eq.CheckpointMismatch, match="is damaged"):
+        resumed(path)
+
+
+class Forged:
+    """A journal whose records have true digests and untrue contents."""
+
+    def __init__(self, path: Path, run: Run) -> None:
+        self.path = path
+        self.kept = keeper(path)
+        self.header = self.kept._header(*run.arguments()[:2])
+
+    def write(self, *records: tuple[int, bytes]) -> None:
+        self.path.write_bytes(b"")
+        with self.path.open("r+b", buffering=0) as stream:
+            book = journal.Journal(stream, checkpoint._OPENING)
+            for kind, payload in records:
+                book.append(kind, [payload])
+
+
+def test_contents_that_no_run_writes_are_refused(tmp_path) -> None:
+    run = Run()
+    forged = Forged(tmp_path / "run.ckpt", run)
+    run.advance(6)
+    written = run.written
+    states = checkpoint._snapshot(run.states, [0] * CHAINS, run.diverged)[8 * CHAINS :]
+
+    def snapshot(*counts: int) -> bytes:
+        return struct.pack(f"<{CHAINS}q", *counts) + states
+
+    def save(*counts: int, rows: int = 0) -> tuple[int, bytes]:
+        return 2, snapshot(*counts) + bytes(8 * DIM * rows)
+
+    head = (1, forged.header)
+    bad = [
+        [(2, forged.header)],
+        [head, head],
+        [head, (3, save(1, 1, 1, rows=3)[1])],
+        [head, (2, b"")],
+        [head, (2, snapshot(0, 0, 0)[:-1])],
+        [head, save(1, 1, 1, rows=2)],
+        [head, save(1, 1, 1, rows=4)],
+        [head, save(DRAWS + 1, 0, 0, rows=DRAWS + 1)],
+        [head, save(2**62, 0, 0)],
+        [head, save(-1, 1, 0)],
+        [head, save(2, 1, 1, rows=4), save(1, 2, 1)],
+    ]
+    for records in bad:
+        forged.write(*records)
+        with pytest.raises(eq.CheckpointMismatch):
+            resumed(forged.path)
+    forged.write(head, save(*written, rows=sum(written)))
+    assert resumed(forged.path)[0].written == written
+
+
+def test_a_head_that_promises_terabytes_allocates_nothing(tmp_path) -> None:
+    path = tmp_path / "run.ckpt"
+    saved(path, 0)
+    with path.open("r+b", buffering=0) as stream:
+        book = journal.Journal(stream, checkpoint._OPENING)
+        assert [record.kind for record in book.records()] == [1]
+        stream.seek(0, os.SEEK_END)
+        stream.write(journal._head(book._chain, 2**62, 2))
+    run, steps = resumed(path)
+    assert steps == [0, 0, 0]
+    same(run.finish(), Run().finish())
+
+
+# A process that starts others, each of which makes runs until it is killed: imports are paid for once.
+KILLED = textwrap.dedent(
+    """
+    import os, random, signal, sys, time
+    from pathlib import Path
+    sys.path.insert(0, sys.argv[1])
+    from test_checkpoint import Run, keeper, resumed, same
+
+    path, rng, reached = Path(sys.argv[2]), random.Random(3), []
+    expected = Run().finish()
+    for kill in range(40):
+        heard, told = os.pipe()
+        child = os.fork()
+        if not child:
+            while True:
+                path.unlink(missing_ok=True)
+                run = Run()
+                with keeper(path) as kept:
+                    kept.restore(*run.arguments())
+                    for _ in range(36):
+                        run.advance(1)
+                        kept.save(*run.arguments())
+                        os.write(told, b".")
+        os.close(told)
+        for _ in range(rng.randrange(1, 36)):
+            assert os.read(heard, 1), "the writer failed"
+        time.sleep(rng.uniform(0.0, 0.001))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(heard)
+        run, steps = resumed(path)
+        same(run.finish(), expected)
+        reached.append(steps[2])
+    print(*reached)
+    """
+)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_kill_at_any_moment_leaves_a_file_to_resume_from(tmp_path) -> None:
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / "run.ckpt")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    # kills came at many places of a run
+    assert len(set(done.stdout.split())) > 5
+
+
+# files of others
+
+
+def test_files_of_another_kind_are_named_and_left_alone(tmp_path) -> None:
+    path = tmp_path / "run.ckpt"
+    np.savez(tmp_path / "old.npz", key="x", draws=np.ones(3))
+    later = checkpoint._OPENING.replace(b"3", b"4")
+    not_one = "must be a file written by Equipoise; run.ckpt is not readable as one"
+    contents = {
+        (
+            tmp_path / "old.npz"
+        ).read_bytes(): "run.ckpt is a checkpoint of version 0.1, which this version cannot resume",
+        later + bytes(100): "run.ckpt is a checkpoint of another version of Equipoise",
+        b"text": not_one,
+        b"\x93NUMPY" + bytes(200): not_one,
+        bytes(1000): not_one,
+    }
+    for content, reason in contents.items():
+        path.write_bytes(content)
+        with pytest.raises(
+            eq.CheckpointMismatch, match=f"^checkpoint: {reason}.* To fix: delete it or name another file"
+        ):
+            resumed(path)
+        assert path.read_bytes() == content
+
+
+def test_another_run_is_told_from_another_layout(tmp_path) -> None:
+    path = tmp_path / "run.ckpt"
+    saved(path)
+    whole = path.read_bytes()
+    with keeper(path, "other key") as kept, pytest.raises(eq.CheckpointMismatch, match="belongs to another run"):
+        kept.restore(*Run().arguments())
+    for name, value in {
+        "position": np.zeros(DIM + 1),
+        "order": np.arange(5, dtype=np.int32),
+        "step": 0.0,
+        "nothing": np.empty((0, 1)),
+    }.items():
+        run = Run()
+        setattr(run.states[1], name, value)
+        with keeper(path) as kept, pytest.raises(eq.CheckpointMismatch, match="whose chains hold other things"):
+            kept.restore(*run.arguments())
+    short = Run()
+    short.draws = short.draws[:, :-1].copy()
+    with keeper(path) as kept, pytest.raises(eq.CheckpointMismatch, match="whose chains hold other things"):
+        kept.restore(*short.arguments())
+    assert path.read_bytes() == whole
+
+
+def test_a_state_that_cannot_be_saved_is_a_fault_of_the_engine(tmp_path) -> None:
+    run = Run()
+    run.states[0].nothing = [object()]  # type: ignore[assignment]
+    with keeper(tmp_path / "run.ckpt") as kept, pytest.raises(TypeError, match="nothing is not"):
+        kept.restore(*run.arguments())
+
+
+def test_the_fingerprint_sees_every_part() -> None:
+    options, arrays = {"seed": 1, "guard": np.inf, "engine": "x"}, (np.arange(4.0), np.arange(3))
+    found = {
+        fingerprint(options, *arrays),
+        fingerprint({**options, "seed": 2}, *arrays),
+        fingerprint({**options, "engine": "y"}, *arrays),
+        fingerprint({"seed": 1, "engine": "x"}, *arrays),
+        fingerprint(options, arrays[0], arrays[1] + 1),
+        fingerprint(options, arrays[1], arrays[0]),
+        fingerprint(options, arrays[0].reshape(2, 2), arrays[1]),
+        fingerprint(options, arrays[0].view(np.int64), arrays[1]),
+        fingerprint(options, arrays[0]),
+    }
+    assert len(found) == 9
+    spaced = np.repeat(arrays[0], 2)[::2]
+    assert fingerprint(options, spaced, arrays[1]) == fingerprint(dict(reversed(options.items())), *arrays)
+
+
+# two runs at once
+
+
+HOLD = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    from equipoise.sampling.checkpoint import Checkpoint
+    with Checkpoint(Path(sys.argv[1]), "the key", 0.0):
+        print("held", flush=True)
+        sys.stdin.read()
+    """
+)
+
+
+def test_a_file_serves_one_run_at_a_time_and_a_dead_one_never_blocks(tmp_path) -> None:
+    path = tmp_path / "run.ckpt"
+    saved(path)
+    whole = path.read_bytes()
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+        assert child.stdout.readline() == "held\n"
+        with pytest.raises(eq.CheckpointMismatch, match=r"run.ckpt is being used by another process. To fix: wait"):
+            resumed(path)
+        assert path.read_bytes() == whole
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+    assert resumed(path)[1][0] == DRAWS
+    # in one process too, and only as long as the run lives
+    with keeper(path), pytest.raises(eq.CheckpointMismatch, match="another process"), keeper(path):
+        pass
+    assert resumed(path)[1][0] == DRAWS
+
+
+def test_a_refused_file_is_not_held(tmp_path) -> None:
+    path = tmp_path / "run.ckpt"
+    path.write_bytes(b"text")
+    with pytest.raises(eq.CheckpointMismatch), keeper(path):
+        pass
+    path.write_bytes(b"")
+    assert resumed(path)[1] == [0, 0, 0]
+
+
+def test_where_there_are_no_locks_a_run_goes_on_without(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    saved(tmp_path / "run.ckpt")
+    assert resumed(tmp_path / "run.ckpt")[1][0] == DRAWS
+
+
+# places and disks
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_the_first_step(tmp_path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    os.mkfifo(tmp_path / "pipe")
+    for bad in (tmp_path, tmp_path / "file" / "below", tmp_path / "pipe", Path("/proc/nowhere/run.ckpt")):
+        with pytest.raises(eq.InvalidInput, match=r"^checkpoint: must be a file that can be written"), keeper(bad):
+            pass
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("fault", ["write", "part", "sync"])
+def test_a_disk_that_is_full_for_a_while(tmp_path, monkeypatch, fault) -> None:
+    """One warning; the run goes on, the file keeps what it had, and takes the rest when there is space."""
+    path, run = tmp_path / "run.ckpt", Run()
+    write, sync = journal.Journal._write, os.fsync
+    full, reached = False, []
+
+    def failing(self, piece) -> None:
+        if full and fault != "sync":
+            if fault == "part":
+                write(self, piece[: len(piece) // 2])
+            raise FULL
+        write(self, piece)
+
+    def failing_sync(descriptor: int) -> None:
+        if full and fault == "sync":
+            raise FULL
+        sync(descriptor)
+
+    monkeypatch.setattr(journal.Journal, "_write", failing)
+    monkeypatch.setattr(journal.os, "fsync", failing_sync)
+    with keeper(path) as kept, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kept.restore(*run.arguments())
+        for now in (False, True, True, False, True):
+            full = now
+            run.advance(3)
+            kept.save(*run.arguments())
+            (tmp_path / "copy").write_bytes(path.read_bytes())
+            reached.append(resumed(tmp_path / "copy")[1][0])
+    assert reached == [3, 3, 3, 12, 12]
+    assert [(w.category, str(w.message)) for w in caught] == [
+        (
+            eq.errors.EquipoiseWarning,
+            "checkpoint: run.ckpt could not be written (No space left on device). The run goes on, and resumes from the save "
+            "before if it is stopped; later saves try again.",
+        )
+    ]
+    full = False
+    again, steps = resumed(path)
+    assert steps == [12, 12, 12]
+    same(again.finish(), Run().finish())
+    same(run.finish(), Run().finish())
+
+
+def test_a_file_that_was_removed_is_said(tmp_path) -> None:
+    path, run = tmp_path / "run.ckpt", Run()
+    with keeper(path) as kept:
+        kept.restore(*run.arguments())
+        path.unlink()
+        run.advance(1)
+        with pytest.warns(eq.errors.EquipoiseWarning, match=r"could not be written \(the file was removed\)"):
+            kept.save(*run.arguments())
+
+
+def test_a_disk_that_is_full_from_the_start(tmp_path, monkeypatch) -> None:
+    def failing(self, piece) -> None:
+        raise FULL
+
+    monkeypatch.setattr(journal.Journal, "_write", failing)
+    with (
+        keeper(tmp_path / "run.ckpt") as kept,
+        pytest.raises(eq.InvalidInput, match=r"^checkpoint: .*No space left on device. To fix: free some space"),
+    ):
+        kept.restore(*Run().arguments())
+
+
+def test_a_disk_that_cannot_be_read(tmp_path, monkeypatch) -> None:
+    saved(tmp_path / "run.ckpt")
+
+    def failing(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(journal.Journal, "_read", failing)
+    with pytest.raises(eq.CheckpointMismatch, match=r"run.ckpt cannot be read \(Input/output error\)"):
+        resumed(tmp_path / "run.ckpt")
