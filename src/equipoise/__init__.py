@@ -1,5 +1,7 @@
 """Equipoise: calibrated stochastic-gradient MCMC."""
 
+from typing import TYPE_CHECKING
+
 from equipoise import data
 from equipoise.calibration.accuracy import coupled_distance, wasserstein_bound
 from equipoise.calibration.calibration import Calibration, calibrate
@@ -30,6 +32,10 @@ from equipoise.theory.moments import Moments
 from equipoise.theory.stationary import Stationary, max_stable_step, stationary
 from equipoise.theory.targets import bayesbag, posterior, sandwich
 from equipoise.theory.tuning import Tuning, tune
+
+if TYPE_CHECKING:
+    # as a checker sees it; `__getattr__` imports it for the rest
+    from equipoise.models.general.model import Model
 
 __all__ = [
     "Beta",

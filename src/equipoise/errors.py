@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from equipoise.sampling.chains import Chains
 
 __all__ = [
     "ChainDiverged",
@@ -22,12 +26,12 @@ __all__ = [
 class EquipoiseError(Exception):
     """Base class of every error raised by Equipoise; they survive the way back from another process."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[..., EquipoiseError], tuple[object, ...]]:
         # the arguments of most are not their message, from which an exception is rebuilt otherwise
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
-def _rebuild(kind: type[EquipoiseError], args: tuple[Any, ...], state: dict[str, Any]) -> EquipoiseError:
+def _rebuild(kind: type[EquipoiseError], args: tuple[object, ...], state: dict[str, object]) -> EquipoiseError:
     error = kind.__new__(kind, *args)
     error.__dict__.update(state)
     return error
@@ -101,7 +105,7 @@ class UnstableStep(EquipoiseError):
 class ChainDiverged(EquipoiseError):
     """A chain left the finite numbers; `chains` holds the draws made before, `step` says when it happened."""
 
-    def __init__(self, chain: int, step: int, chains: Any) -> None:
+    def __init__(self, chain: int, step: int, chains: Chains | NDArray[np.float64]) -> None:
         self.chain = chain
         self.step = step
         self.chains = chains

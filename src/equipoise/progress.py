@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 __all__ = ["Progress"]
 
@@ -17,21 +21,19 @@ class Progress:
     def __init__(self, label: str, total: int, enabled: bool = True) -> None:
         self._label, self._total, self._enabled = label, total, enabled
         self._began = time.perf_counter()
-        self._bar: Any = None
-        self._task: Any = None
+        self._shown: tuple[Bar, TaskID] | None = None
 
     def __enter__(self) -> Progress:
         return self
 
     def update(self, done: int) -> None:
         """Show that `done` of the total is done."""
-        if not self._enabled or (self._bar is None and time.perf_counter() - self._began < _PATIENCE):
+        if not self._enabled or (self._shown is None and time.perf_counter() - self._began < _PATIENCE):
             return
-        if self._bar is None:
-            self._open()
-        self._bar.update(self._task, completed=done)
+        bar, task = self._shown = self._shown or self._open()
+        bar.update(task, completed=done)
 
-    def _open(self) -> None:
+    def _open(self) -> tuple[Bar, TaskID]:
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
@@ -42,12 +44,12 @@ class Progress:
             TextColumn("{task.percentage:3.0f}%"),
             TimeRemainingColumn(),
         )
-        self._bar = Bar(*columns, console=Console(stderr=True), transient=True)
-        self._bar.start()
-        self._task = self._bar.add_task(self._label, total=self._total)
+        bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        bar.start()
+        return bar, bar.add_task(self._label, total=self._total)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        if self._shown is not None:
+            self._shown[0].stop()

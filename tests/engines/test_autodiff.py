@@ -12,6 +12,8 @@ import pytest
 import equipoise as eq
 from equipoise.engines.engine import Guard
 from equipoise.engines.jax import autodiff
+from equipoise.engines.jax.loop import GRADIENTS, SHAKES, compiled_loop
+from equipoise.engines.rules import add_nothing
 from equipoise.sampling.checkpoint import Checkpoint
 
 N, DIM = 200, 3
@@ -195,7 +197,8 @@ def test_nothing_is_compiled_between_rounds(case, monkeypatch) -> None:
     tuning = eq.tune(m, "sandwich", eq.Dynamics(20))
     run(model, data, tuning, draws=10, chains=2)
     engine = engine_of(model, data, tuning)
-    loop = autodiff._loop(engine.task.loss, engine.projection, False, False, False)
+    parts = GRADIENTS[tuning.dynamics.estimator], SHAKES[add_nothing]
+    loop = compiled_loop(engine.task.loss, engine.projection, *parts, False, False)
     assert loop._cache_size() == 1
     # binding the data again traces the loss to check it, and compiles nothing
     before = len(traces)

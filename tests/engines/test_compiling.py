@@ -15,6 +15,7 @@ import json, os, random, resource, sys, warnings
 from pathlib import Path
 import numba, numpy as np
 from equipoise.engines.numba import compiling
+from equipoise.engines.numba.arguments import Lift
 from equipoise.errors import EquipoiseWarning
 
 folder, results = Path(os.environ["NUMBA_CACHE_DIR"]), {}
@@ -177,7 +178,7 @@ def test_a_real_loop_survives_a_damaged_cache(tmp_path) -> None:
     def lift():
         compiling.lifter.cache_clear()
         out = np.empty((2, 3))
-        compiling.lifter()(np.arange(6.0).reshape(2, 3), (np.eye(3).ravel(), np.arange(1, 4)), out)
+        compiling.lifter()(np.arange(6.0).reshape(2, 3), Lift(np.eye(3).ravel(), np.arange(1, 4)), out)
         return out.tolist()
 
     results["first"] = lift()

@@ -21,6 +21,7 @@ from equipoise.engines.numba.table import RowTable
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
 from equipoise.errors import EquipoiseWarning
 from equipoise.families.family import FAMILIES, ScalarLoss
+from equipoise.theory.dynamics import Dynamics
 
 CONSTANTS = {"gaussian": (0.7,), "gamma": (2.5,), "negative-binomial": (0.4,)}
 SEED = np.random.SeedSequence(11)
@@ -28,6 +29,17 @@ SEED = np.random.SeedSequence(11)
 
 def loss_of(family):
     return replace(FAMILIES[family].loss, p=CONSTANTS.get(family, ()))
+
+
+MOVES = ("batch_size", "replacement", "momentum", "noise_scale")
+
+
+def moves(batch_size=8, replacement=True, momentum=0.0, noise_scale=0.0):
+    return Dynamics(batch_size, momentum, 2.0 / noise_scale**2 if noise_scale else np.inf, replacement)
+
+
+def noise_scale_of(program):
+    return np.sqrt(2.0 * program.dynamics.temperature)
 
 
 def build(family="gaussian", count=60, dim=3, seed=0, scale=0.3, weighted=False, prior=False, **options):
@@ -40,10 +52,7 @@ def build(family="gaussian", count=60, dim=3, seed=0, scale=0.3, weighted=False,
         "weights": rng.uniform(0.5, 2.0, count) if weighted else np.zeros(0),
         "prior_gradient": 0.1 * rng.normal(size=dim) if prior else np.zeros(dim),
         "prior_curvature": rng.uniform(0.1, 0.5, dim) if prior else np.zeros(dim),
-        "batch_size": 8,
-        "replacement": True,
-        "momentum": 0.0,
-        "noise_scale": 0.0,
+        "dynamics": moves(**{name: options.pop(name) for name in MOVES if name in options}),
         "guard_radius2": np.inf,
         "guard_metric": np.eye(dim),
         "guard_bound": 1.0,
@@ -79,22 +88,23 @@ def reference(program, steps, state):
     """The recursion of the module's docstring in NumPy, fed with the engine's own random numbers."""
     count, dim = program.rows.shape
     phi, m, rng = state.position.copy(), state.velocity.copy(), state.rng.copy()
-    batch, swaps = np.zeros((2, program.batch_size), dtype=np.uint64)
+    dynamics, noise_scale = program.dynamics, noise_scale_of(program)
+    batch, swaps = np.zeros((2, dynamics.batch_size), dtype=np.uint64)
     weights = program.weights if program.weights.size else np.ones(count)
     path, hits = [], 0
     for _ in range(steps):
-        if program.replacement:
+        if dynamics.replacement:
             rows_with_replacement(rng, np.uint64(count), batch)
         else:
             distinct_rows(rng, np.arange(count, dtype=np.uint32), swaps, batch)
         noise = np.zeros(dim)
-        if program.noise_scale:
+        if noise_scale:
             add_normals(rng, 1.0, noise, dim)
         x, y, w = program.rows[batch], program.y[batch], weights[batch]
         residual = w * slope(program.loss, program.base[batch] + x @ phi, y)
-        g = residual @ x / program.batch_size + program.prior_gradient + program.prior_curvature * phi
-        m = program.momentum * m + g
-        phi = phi - m + program.noise_scale * noise
+        g = residual @ x / dynamics.batch_size + program.prior_gradient + program.prior_curvature * phi
+        m = dynamics.momentum * m + g
+        phi = phi - m + noise_scale * noise
         form = phi @ program.guard_metric @ phi
         if form > program.guard_radius2:
             phi, hits = phi * np.sqrt(program.guard_radius2 / form), hits + 1
@@ -437,9 +447,9 @@ def test_a_coupled_run_ends_with_the_first_divergence():
 
 def stationary(program):
     """The covariance of (φ, m) for squared loss by a dense linear system (theory §4, Λ = I)."""
-    x, (count, dim), kappa = program.rows, program.rows.shape, program.momentum
-    size = program.batch_size
-    b = 1.0 / size if program.replacement else (count - size) / (size * (count - 1))
+    x, (count, dim), kappa = program.rows, program.rows.shape, program.dynamics.momentum
+    size = program.dynamics.batch_size
+    b = 1.0 / size if program.dynamics.replacement else (count - size) / (size * (count - 1))
     J_n = np.einsum("ni,nj->nij", x, x) / program.loss.p[0] ** 2
     J = J_n.mean(axis=0)
     V = np.cov((slope(program.loss, program.base, program.y)[:, None] * x).T, bias=True)
@@ -452,7 +462,7 @@ def stationary(program):
         return A @ P @ A.T + b * G @ K @ G.T
 
     source = b * G @ V @ G.T
-    source[:dim, :dim] += program.noise_scale**2 * eye
+    source[:dim, :dim] += noise_scale_of(program) ** 2 * eye
     basis = np.eye(4 * dim * dim).reshape(-1, 2 * dim, 2 * dim)
     T = np.array([push(P).ravel() for P in basis]).T
     return np.linalg.solve(np.eye(len(T)) - T, source.ravel()).reshape(2 * dim, 2 * dim)[:dim, :dim]

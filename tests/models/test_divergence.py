@@ -17,6 +17,7 @@ from equipoise.engines.numba.linear import LinearProgram, _compile_helper, advan
 from equipoise.errors import InvalidInput
 from equipoise.families.divergence import Beta, log_rising
 from equipoise.families.family import FAMILIES
+from equipoise.theory.dynamics import Dynamics
 
 POWERS = (1.05, 1.5, 2.0, 3.0)
 SETTINGS = {
@@ -277,8 +278,8 @@ def test_a_chain_runs_on_it_and_compiles_once_for_all_powers() -> None:
     ends = []
     for loss in (first, second):
         program = LinearProgram(
-            loss, 0.02 * x, np.zeros(200), y, np.zeros(0), np.zeros(3), np.zeros(3), 200, False, 0.0, 0.0, np.inf,
-            np.eye(3), 1.0,
+            loss, 0.02 * x, np.zeros(200), y, np.zeros(0), np.zeros(3), np.zeros(3),
+            Dynamics(200, replacement=False), np.inf, np.eye(3), 1.0,
         )  # fmt: skip
         state = initial_state(np.zeros(3), np.random.SeedSequence(0))
         assert advance(program, state, 3, None, np.empty((0, 3))) == (0, False)

@@ -13,22 +13,35 @@ Marsaglia and Tsang, The ziggurat method for generating random variables (2000).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import TypeVar, cast
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-__all__ = ["JIT", "add_normals", "bounded", "compiled", "distinct_rows", "next_word", "rows_with_replacement"]
+__all__ = [
+    "JIT",
+    "Function",
+    "Permutation",
+    "add_normals",
+    "bounded",
+    "compiled",
+    "distinct_rows",
+    "internal",
+    "jit",
+    "next_word",
+    "rows_with_replacement",
+]
 
 State = NDArray[np.uint64]
+Permutation = NDArray[np.uint32]
 Words = tuple[np.uint64, np.uint64, np.uint64, np.uint64]
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 # The full fastmath set assumes that no value is NaN or infinite, which would remove the divergence checks.
 # The NumPy error model turns 1/0 into inf, as the families expect, instead of raising inside a thread.
-JIT: dict[str, Any] = {
+JIT: Mapping[str, object] = {
     "nogil": True,
     "fastmath": {"reassoc", "contract", "nsz", "arcp"},
     "error_model": "numpy",
@@ -36,15 +49,20 @@ JIT: dict[str, Any] = {
 }
 
 
+def jit(function: Function, options: Mapping[str, object]) -> Function:
+    """Compile with these options, of which Numba's own annotations do not know all."""
+    make = cast(Callable[..., Callable[[Function], object]], njit)
+    return cast(Function, make(**options)(function))
+
+
 def compiled(function: Function) -> Function:
     """Compile with the options that every engine function shares; LLVM inlines the small ones."""
-    return cast(Function, njit(**JIT)(function))
+    return jit(function, JIT)
 
 
-def _internal(function: Function) -> Function:
+def internal(function: Function) -> Function:
     """The same for what only compiled code calls, without the part that Python would call: it takes as long to make."""
-    options = {**JIT, "no_cpython_wrapper": True}
-    return cast(Function, njit(**options)(function))
+    return jit(function, {**JIT, "no_cpython_wrapper": True})
 
 
 # Mixed with a signed integer, Numba's uint64 becomes float64: every constant below is unsigned.
@@ -74,19 +92,19 @@ _EDGE, _HEIGHT = _ziggurat(_TAIL, 256)
 # through the array only where they call one of the rare paths.
 
 
-@_internal
+@internal
 def _load(state: State) -> Words:
     """The generator's words."""
     return state[0], state[1], state[2], state[3]
 
 
-@_internal
+@internal
 def _store(state: State, words: Words) -> None:
     """Put the words back."""
     state[0], state[1], state[2], state[3] = words
 
 
-@_internal
+@internal
 def _scramble(words: Words) -> tuple[np.uint64, Words]:
     """64 uniform bits and the words that follow: one step of xoshiro256++."""
     s0, s1, s2, s3 = words
@@ -110,7 +128,7 @@ def next_word(state: State) -> np.uint64:
     return word
 
 
-@_internal
+@internal
 def _retry(state: State, product: np.uint64, size: np.uint64) -> np.uint64:
     """Lemire's rejection: a product below `size` may be in the zone that would bias the result."""
     excess = (_RANGE - size) % size
@@ -144,9 +162,7 @@ def rows_with_replacement(state: State, size: np.uint64, batch: NDArray[np.uint6
 
 
 @compiled
-def distinct_rows(
-    state: State, order: NDArray[np.uint32], swaps: NDArray[np.uint64], batch: NDArray[np.uint64]
-) -> None:
+def distinct_rows(state: State, order: Permutation, swaps: NDArray[np.uint64], batch: NDArray[np.uint64]) -> None:
     """Fill `batch` with distinct uniform row numbers: a partial Fisher–Yates shuffle, undone at the end.
 
     Parameters
@@ -167,13 +183,13 @@ def distinct_rows(
         order[swaps[k]] = swaps[k]
 
 
-@_internal
+@internal
 def _unit(state: State) -> float:
     """A uniform in (0, 1], so that its logarithm is finite."""
     return float(np.int64((next_word(state) >> _11) + _1)) * 2.0**-53
 
 
-@_internal
+@internal
 def _tail(state: State) -> float:
     """A normal conditioned to exceed the last edge: exponential proposals, Marsaglia's acceptance."""
     while True:
@@ -182,13 +198,13 @@ def _tail(state: State) -> float:
             return _TAIL + excess
 
 
-@_internal
+@internal
 def _propose(word: np.uint64, layer: np.uint64) -> float:
     """A point of the strip: the high 53 bits, signed, which the choice of the strip does not use."""
     return float(np.int64(word) >> 11) * 2.0**-52 * float(_EDGE[layer])
 
 
-@_internal
+@internal
 def _outside(state: State, word: np.uint64) -> float:
     """A normal from a word whose point is not in the part of its strip that lies wholly under the curve."""
     while True:

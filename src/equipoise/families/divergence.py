@@ -16,16 +16,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Protocol
 
 import numpy as np
-from numpy.polynomial.chebyshev import chebpts1
-from scipy.special import erfc, gammaln
+from scipy.special import gammaln
 
 from equipoise.arrays import Array
 from equipoise.checks import is_number
 from equipoise.errors import InvalidInput
-from equipoise.families.family import Family, ScalarFunction, ScalarLoss, exp
+from equipoise.families.counts import LEFT_OUT, count_table, log_rising, tabulated_integral, turn2, turn3
+from equipoise.families.family import Family, ScalarFunction, ScalarLoss, V, exp
 
 __all__ = ["Beta"]
 
@@ -34,9 +34,6 @@ _LARGEST_B = 5.0  # an observation two standard deviations out has lost its weig
 _DISPERSION = (1e-4, 1e3)  # below, sums lose digits like dispersion^(−3/2); above, all counts are zero or huge
 _LARGEST_ETA = 650.0  # with a log link: beyond, exp(eta) times a response may overflow
 _STEEPEST = 1e100  # keeps the cube of u' finite where the weight e^(−(b−1)u) is zero, so that their product is zero
-_NODES = 14  # Chebyshev nodes per cell for the third derivative of I
-_COEFFICIENTS = _NODES + 3  # it is integrated three times
-_LEFT_OUT, _TABLE = 18, 19  # places in p: the truncation error of a table, and its first coefficient
 
 
 @dataclass(frozen=True)
@@ -100,7 +97,7 @@ class Beta:
         Beyond T the sum is at most f(T)^b / (1 − ρ^b), with ρ ≥ f(t+1)/f(t) for t ≥ T; the largest over the grid.
         """
         tabulated = self._form(family, constant)[0].integral is tabulated_integral
-        return self.loss(family, constant).p[_LEFT_OUT] if tabulated else 0.0
+        return self.loss(family, constant).p[LEFT_OUT] if tabulated else 0.0
 
     def _form(self, family: Family, constant: float | None) -> tuple[_Form, float]:
         name, fixed, (low, high) = family.parameter, 0.0 if constant is None else float(constant), _DISPERSION
@@ -117,22 +114,12 @@ class Beta:
         return _FORMS[family.name], fixed
 
 
-# u, u1, u2, u3 are −log f and its derivatives; c is b − 1 for the loss and b for I.
+# u, u1, u2, u3 are −log f and its derivatives.
 
 
-def bounded(slope: Any) -> Any:
+def bounded(slope: V) -> V:
     """A derivative of u, kept where its cube is finite."""
     return np.minimum(np.maximum(slope, -_STEEPEST), _STEEPEST)
-
-
-def turn2(c: Any, u1: Any, u2: Any) -> Any:
-    """The second derivative of −e^(−cu)/c, without the factor e^(−cu)."""
-    return u2 - c * u1 * u1
-
-
-def turn3(c: Any, u1: Any, u2: Any, u3: Any) -> Any:
-    """The third derivative of −e^(−cu)/c, without the factor e^(−cu)."""
-    return u3 - 3.0 * c * u1 * u2 + c * c * u1 * u1 * u1
 
 
 @lru_cache(maxsize=16)
@@ -142,24 +129,24 @@ def _functions(family: Family) -> tuple[ScalarFunction, ScalarFunction, ScalarFu
     s0, s1, s2, s3 = family.loss.value, family.loss.d1, family.loss.d2, family.loss.d3
     limit = _LARGEST_ETA if family.exponential_mean else np.inf
 
-    def exponent(eta: Any, y: Any, p: Any) -> Any:
+    def exponent(eta: V, y: V, p: Array) -> V:
         # a density may be large, but not so large that its power overflows
         return np.minimum((1.0 - p[1]) * (s0(eta, y, p) + normaliser(y, p)), 600.0)
 
-    def value(eta: Any, y: Any, p: Any) -> Any:
+    def value(eta: V, y: V, p: Array) -> V:
         at = np.minimum(np.maximum(eta, -limit), limit)
         return np.expm1(exponent(at, y, p)) / (1.0 - p[1]) + (integral(eta, p, 0) - 1.0) / p[1]
 
-    def d1(eta: Any, y: Any, p: Any) -> Any:
+    def d1(eta: V, y: V, p: Array) -> V:
         at = np.minimum(np.maximum(eta, -limit), limit)
         return exp(exponent(at, y, p)) * bounded(s1(at, y, p)) + integral(eta, p, 1) / p[1]
 
-    def d2(eta: Any, y: Any, p: Any) -> Any:
+    def d2(eta: V, y: V, p: Array) -> V:
         at = np.minimum(np.maximum(eta, -limit), limit)
         bend = turn2(p[1] - 1.0, bounded(s1(at, y, p)), bounded(s2(at, y, p)))
         return exp(exponent(at, y, p)) * bend + integral(eta, p, 2) / p[1]
 
-    def d3(eta: Any, y: Any, p: Any) -> Any:
+    def d3(eta: V, y: V, p: Array) -> V:
         at = np.minimum(np.maximum(eta, -limit), limit)
         bend = turn3(p[1] - 1.0, bounded(s1(at, y, p)), bounded(s2(at, y, p)), bounded(s3(at, y, p)))
         return exp(exponent(at, y, p)) * bend + integral(eta, p, 3) / p[1]
@@ -170,59 +157,38 @@ def _functions(family: Family) -> tuple[ScalarFunction, ScalarFunction, ScalarFu
 # A normaliser is −log f minus the family's loss; an integral is I, or its derivative of the order given.
 
 
-def constant_normaliser(y: Any, p: Any) -> Any:
+def constant_normaliser(y: V, p: Array) -> V:
     """Gaussian: ½ log(2π s²), in p[3]. Bernoulli: zero."""
     return 0.0 * y + p[3]
 
 
-def gamma_normaliser(y: Any, p: Any) -> Any:
+def gamma_normaliser(y: V, p: Array) -> V:
     """log Γ(k) − k log k − (k−1) log y; the first two in p[3]."""
     return p[3] - (p[0] - 1.0) * np.log(y)
 
 
-def poisson_normaliser(y: Any, p: Any) -> Any:  # noqa: ARG001
+def poisson_normaliser(y: V, p: Array) -> V:  # noqa: ARG001
     """log y!"""
     return log_rising(y, 1.0)
 
 
-def negative_binomial_normaliser(y: Any, p: Any) -> Any:
+def negative_binomial_normaliser(y: V, p: Array) -> V:
     """log y! − log (1/a)(1/a + 1)…(1/a + y − 1)."""
     return log_rising(y, 1.0) - log_rising(y, 1.0 / p[0])
 
 
-def log_rising(y: Any, r: Any) -> Any:
-    """log Γ(y+r) − log Γ(r) for y ≥ 0, r > 0, exactly zero at y = 0; log y! for r = 1.
-
-    Stirling's series for both at an argument larger by 8, where it is exact to 2e-16, and its difference in closed
-    form, so that nothing cancels when r is large. Relative error below 1e-14, and 1e-14 in absolute terms near a zero.
-    """
-    upper, lower, big = r + y, r, r + 8.0
-    for i in range(1, 8):
-        upper, lower = upper * (r + i + y), lower * (r + i)
-    bulk = (y + big - 0.5) * np.log1p(y / big) - y + y * np.log(big)
-    return bulk + stirling(y + big) - stirling(big) - np.log(upper / lower)
-
-
-def stirling(x: Any) -> Any:
-    """log Γ(x) − [(x − ½) log x − x + ½ log 2π], for x ≥ 8."""
-    s = 1.0 / (x * x)
-    series = 1.0 / 1188.0 - s * (691.0 / 360360.0 - s * (1.0 / 156.0 - s * 3617.0 / 122400.0))
-    series = 1.0 / 1260.0 - s * (1.0 / 1680.0 - s * series)
-    return (1.0 / 12.0 - s * (1.0 / 360.0 - s * series)) / x
-
-
-def gaussian_integral(eta: Any, p: Any, order: int) -> Any:
+def gaussian_integral(eta: V, p: Array, order: int) -> V:
     """(2π s²)^((1−b)/2) / √b, in p[2]: free of eta."""
     return 0.0 * eta + p[2] * (order == 0)
 
 
-def gamma_integral(eta: Any, p: Any, order: int) -> Any:
+def gamma_integral(eta: V, p: Array, order: int) -> V:
     """C exp((1−b) eta), with log C in p[2]."""
     rate = 1.0 - p[1]
     return rate**order * exp(np.minimum(p[2] + rate * eta, 600.0))
 
 
-def bernoulli_integral(eta: Any, p: Any, order: int) -> Any:
+def bernoulli_integral(eta: V, p: Array, order: int) -> V:
     """μ^b + (1−μ)^b."""
     b, e = p[1], exp(-np.abs(eta))
     small, large = e / (1.0 + e), 1.0 / (1.0 + e)
@@ -238,33 +204,6 @@ def bernoulli_integral(eta: Any, p: Any, order: int) -> Any:
     return -b * (one * turn3(b, -rest, v2, v3) + zero * turn3(b, mu, v2, v3))
 
 
-def tabulated_integral(eta: Any, p: Any, order: int) -> Any:
-    """A polynomial in each cell of the grid, and continuations e^(m g) Σ_i A_i e^(i k g) at distance g outside.
-
-    p[2:6] holds the grid's ends, the cells per unit, and the last cell's middle in cells; each continuation is
-    (m, k, A_0, …, A_3). `fmax` sends NaN to the first cell: an index must be valid whatever the chain has done.
-    """
-    inside = np.fmin(np.fmax(eta, p[2]), p[3])
-    place = (inside - p[2]) * p[4]
-    cell = np.int64(np.fmin(place, p[5]))
-    x, first = 2.0 * (place - cell) - 1.0, _TABLE + _COEFFICIENTS * cell
-    total = 0.0 * x
-    for k in range(_COEFFICIENTS - 1, order - 1, -1):
-        factor = 1.0
-        for j in range(order):
-            factor *= k - j
-        total = total * x + factor * p[first + k]
-    gap = eta - inside
-    side = 6 + 6 * np.int64(gap > 0.0)
-    m, k1 = p[side], p[side + 1]
-    decay = exp(k1 * gap)
-    tail = p[side + 5] * (m + 3.0 * k1) ** order
-    for i in range(2, -1, -1):
-        tail = tail * decay + p[side + 2 + i] * (m + i * k1) ** order
-    out = gap != 0.0
-    return (1.0 - out) * total * (2.0 * p[4]) ** order + out * exp(m * gap) * tail
-
-
 def _gaussian_numbers(b: float, scale: float) -> tuple[float, ...]:
     """What `gaussian_integral` and `constant_normaliser` find in p[2:]."""
     half_log = 0.5 * math.log(2.0 * math.pi) + math.log(scale)
@@ -277,122 +216,27 @@ def _gamma_numbers(b: float, shape: float) -> tuple[float, ...]:
     return float(gammaln(s)) - s * math.log(b * shape) - b * normaliser, normaliser
 
 
-@lru_cache(maxsize=64)
-def _table(b: float, dispersion: float) -> tuple[float, ...]:
-    """The grid, the continuations, the truncation error and the polynomials of a sum over counts.
-
-    In each cell I''' is interpolated at Chebyshev nodes and integrated three times from the middle: the derivatives
-    are then as accurate as the sums, where differentiating a fit of I would lose six digits. The cells shrink with b
-    because the nearest zeros of I in the complex plane are at a distance π/b.
-    """
-    # where the continuations are exact to 1e-9: small means, and large ones (Poisson) or gamma-like (otherwise)
-    low = -22.0 - math.log1p(dispersion)
-    high = 6.0 if dispersion == 0.0 else 20.0 - math.log(dispersion)
-    cells = math.ceil((high - low) * b / 1.5)
-    half = 0.5 * (high - low) / cells
-    nodes = np.append(chebpts1(_NODES), 0.0)
-    eta = (low + half * (2.0 * np.arange(cells)[:, None] + 1.0 + nodes)).ravel()
-    sums, left_out = _count_sums(np.append(eta, [low, high]), b, dispersion)
-    ends, grid = sums[:, -2:], sums[:, :-2].reshape(4, cells, -1)
-    third = np.linalg.solve(np.vander(nodes[:-1], increasing=True), grid[3, :, :-1].T).T
-    k = np.arange(_NODES)
-    lowest = grid[:3, :, -1].T * np.array([1.0, half, half**2 / 2.0])
-    table = np.hstack([lowest, third * half**3 / ((k + 1.0) * (k + 2.0) * (k + 3.0))])
-    # leading rates of I: (1−b)/2 and one less (Poisson), 1−b and −b/a (negative binomial, by the mass at zero)
-    slow, fast = ((b - 1.0) / 2.0, (b + 1.0) / 2.0) if dispersion == 0.0 else sorted((b - 1.0, b / dispersion))
-    gap = min(max(fast - slow, 0.01), 1.0)
-    below, above = _continuation(0.0, 1.0, ends[:, 0]), _continuation(-slow, -gap, ends[:, 1])
-    return (low, high, 0.5 / half, cells - 0.5, *below, *above, left_out, *table.ravel().tolist())
+class _Integral(Protocol):
+    def __call__(self, eta: V, p: Array, order: int, /) -> V: ...
 
 
-def _continuation(m: float, k: float, derivatives: Array) -> list[float]:
-    """(m, k, A) such that Σ_i A_i e^((m + i k) g) has the given value and three derivatives at g = 0."""
-    powers = (m + k * np.arange(4.0)) ** np.arange(4.0)[:, None]
-    return [m, k, *np.linalg.solve(powers, derivatives).tolist()]
-
-
-def _count_sums(eta: Array, b: float, a: float) -> tuple[Array, float]:
-    """Σ_t f(t)^b with three derivatives, (4, len(eta)), and a bound on the share left out; a = 0 is Poisson.
-
-    Term by term for small t, and for large t as an integral over log t, which the trapezoidal rule does with an error
-    e^(−40). A smooth window hands over from one to the other near t = 64: a sum and an integral of a function
-    that is smooth on the scale of 1 differ by exponentially little.
-    """
-    mu = np.exp(eta)[:, None]
-    reach = (1.0 + a * mu) / b
-    last = mu + 12.0 * np.sqrt(mu * reach) + 60.0 * reach
-    width, middle = 0.3, math.log(64.0)
-    t = np.arange(412.0)[None, :]  # 6.2 widths beyond the middle
-    total = _powers(t, t - mu, mu, b, a, 0.5 * erfc((np.log(np.maximum(t, 0.5)) - middle) / width))
-    # left of the mode, t f^b falls like a power of t, or not at all
-    fall = np.maximum(mu / reach - b + 1.0, 1e-3)
-    start = np.maximum(math.log(10.0) - eta[:, None], -12.0 / np.sqrt(fall) - 45.0 / fall)
-    far = (last > 15.0).ravel()
-    # log(t/μ): near a narrow peak, t itself would round off the spacing of the nodes
-    grid = np.linspace(start[far], np.log(last / mu)[far], 192, axis=1)[:, :, 0]
-    t = mu[far] * np.exp(grid)
-    share = t * (grid[:, 1:2] - grid[:, :1]) * 0.5 * erfc((middle - eta[far, None] - grid) / width)
-    total[:, far] += _powers(t, mu[far] * np.expm1(grid), mu[far], b, a, share)
-    end = np.where(far[:, None], last, 411.0)
-    ratio = mu / (1.0 + a * mu) * np.maximum(a, (1.0 + a * end) / (1.0 + end))
-    beyond = _powers(end, end - mu, mu, b, a, -1.0 / np.expm1(b * np.log(ratio)))[0]
-    return total, float(np.max(beyond / total[0]))
-
-
-def _powers(t: Array, off: Array, mu: Array, b: float, a: float, share: Array) -> Array:
-    """Σ_t share(t) f(t)^b and its derivatives in log μ; `off` is t − μ, and each row of `t` is for one row of `mu`.
-
-    log f falls from its peak at μ = t by two terms without sign changes, in the manner of Loader (2000): the
-    derivatives of I are what cancellations leave over, and those magnify an error in log f by its variance^(3/2).
-    """
-    level, x = 1.0 + a * mu, np.maximum(t, 1e-300)
-    fall = x * _excess(-off / (x * level), mu * (1.0 + a * x) / (x * level))
-    if a > 0.0:
-        fall += _excess(a * off / level, (1.0 + a * x) / level) / a
-    density = np.exp(b * (_log_peak(t, mu, a) - fall)) * share * (2.0 * math.pi * mu * level) ** (-0.5 * b)
-    u1, u2 = -off / level, mu * (1.0 + a * t) / level**2
-    slopes = u1, turn2(b, u1, u2), turn3(b, u1, u2, u2 * (1.0 - a * mu) / level)
-    return np.stack([np.sum(density, axis=1), *(-b * np.sum(density * slope, axis=1) for slope in slopes)])
-
-
-def _excess(z: Array, above: Array) -> Array:
-    """z − log(1 + z) without cancellation, from log(1 + z) = 2 artanh s; `above` is 1 + z, for z near −1."""
-    s = np.where(np.abs(z) < 0.2, z / (2.0 + z), 0.0)
-    series = np.zeros_like(s)
-    for k in range(17, 1, -2):
-        series = series * s * s + 2.0 / k
-    return np.where(np.abs(z) < 0.2, z * s - s**3 * series, z - np.log(above))
-
-
-def _log_peak(t: Array, mu: Array, a: float) -> Array:
-    """log f(t) at the mean t, plus ½ log(2π μ (1 + a μ)), which leaves a small number where f is large."""
-    x, level = np.maximum(t, 0.5), 1.0 + a * mu
-    peak = -0.5 * np.log(x / mu * ((1.0 + a * x) / level)) - _remainder(x)
-    if a > 0.0:
-        peak += _remainder(x + 1.0 / a) - _remainder(np.array(1.0 / a))
-    return np.where(t == 0.0, 0.5 * np.log(2.0 * math.pi * mu * level), peak)
-
-
-def _remainder(x: Array) -> Array:
-    """`stirling` for every x > 0."""
-    near = np.minimum(x, 16.0)
-    small = gammaln(near) - (near - 0.5) * np.log(near) + near - 0.5 * math.log(2.0 * math.pi)
-    return np.where(x < 16.0, small, stirling(np.maximum(x, 16.0)))
+class _Normaliser(Protocol):
+    def __call__(self, y: V, p: Array, /) -> V: ...
 
 
 @dataclass(frozen=True)
 class _Form:
     """A family's I(eta, p, order), its log normaliser (y, p), and, from (b, constant), the numbers both find in p."""
 
-    integral: Callable[[Any, Any, int], Any]
-    normaliser: Callable[[Any, Any], Any]
+    integral: _Integral
+    normaliser: _Normaliser
     numbers: Callable[[float, float], tuple[float, ...]]
 
 
 _FORMS = {
     "gaussian": _Form(gaussian_integral, constant_normaliser, _gaussian_numbers),
     "bernoulli": _Form(bernoulli_integral, constant_normaliser, lambda *_: (0.0, 0.0)),
-    "poisson": _Form(tabulated_integral, poisson_normaliser, _table),
+    "poisson": _Form(tabulated_integral, poisson_normaliser, count_table),
     "gamma": _Form(gamma_integral, gamma_normaliser, _gamma_numbers),
-    "negative-binomial": _Form(tabulated_integral, negative_binomial_normaliser, _table),
+    "negative-binomial": _Form(tabulated_integral, negative_binomial_normaliser, count_table),
 }

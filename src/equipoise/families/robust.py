@@ -10,13 +10,14 @@ The constants: p[0] is s, then the loss's own. The functions are written in z = 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from equipoise.arrays import Array
 from equipoise.checks import is_number
 from equipoise.errors import InvalidInput
-from equipoise.families.family import Family, ScalarLoss, bernoulli_d1, bernoulli_d2, bernoulli_d3, bernoulli_value
+from equipoise.families.family import Family, ScalarLoss, V, bernoulli_d1, bernoulli_d2, bernoulli_d3, bernoulli_value
 
 __all__ = ["Huber", "Pinball", "StudentT"]
 
@@ -144,7 +145,7 @@ class Pinball:
         return ScalarLoss("gaussian-pinball", pinball_value, pinball_d1, pinball_d2, pinball_d3, p)
 
 
-def _require(what: str, value: Any, remedy: str) -> None:
+def _require(what: str, value: object, remedy: str) -> None:
     if not is_number(value) or not 0.0 < value < np.inf:
         raise InvalidInput("divergence", f"{what} positive and finite", value, remedy)
 
@@ -169,24 +170,24 @@ def _scale(name: str, family: Family, constant: float | None) -> float:
 # huber: p = (s, c)
 
 
-def huber_value(eta: Any, y: Any, p: Any) -> Any:
+def huber_value(eta: V, y: V, p: Array) -> V:
     """k (z − k/2) with k = z cut off at ±c."""
     z = (eta - y) / p[0]
     k = np.minimum(np.maximum(z, -p[1]), p[1])
     return k * (z - 0.5 * k)
 
 
-def huber_d1(eta: Any, y: Any, p: Any) -> Any:
+def huber_d1(eta: V, y: V, p: Array) -> V:
     """First derivative."""
     return np.minimum(np.maximum((eta - y) / p[0], -p[1]), p[1]) / p[0]
 
 
-def huber_d2(eta: Any, y: Any, p: Any) -> Any:
+def huber_d2(eta: V, y: V, p: Array) -> V:
     """Second derivative; at ±c that from inside."""
     return (np.abs((eta - y) / p[0]) <= p[1]) / (p[0] * p[0])
 
 
-def huber_d3(eta: Any, y: Any, p: Any) -> Any:  # noqa: ARG001
+def huber_d3(eta: V, y: V, p: Array) -> V:  # noqa: ARG001
     """Third derivative: zero almost everywhere."""
     return 0.0 * (eta + y)
 
@@ -194,26 +195,26 @@ def huber_d3(eta: Any, y: Any, p: Any) -> Any:  # noqa: ARG001
 # student: p = (s, ν). Products are ordered so that none overflows before z² does.
 
 
-def student_value(eta: Any, y: Any, p: Any) -> Any:
+def student_value(eta: V, y: V, p: Array) -> V:
     """((ν+1)/2) log(1 + z²/ν)."""
     z = (eta - y) / p[0]
     return 0.5 * (p[1] + 1.0) * np.log1p(z * z / p[1])
 
 
-def student_d1(eta: Any, y: Any, p: Any) -> Any:
+def student_d1(eta: V, y: V, p: Array) -> V:
     """First derivative."""
     z = (eta - y) / p[0]
     return (p[1] + 1.0) / (p[1] + z * z) * z / p[0]
 
 
-def student_d2(eta: Any, y: Any, p: Any) -> Any:
+def student_d2(eta: V, y: V, p: Array) -> V:
     """Second derivative."""
     z = (eta - y) / p[0]
     spread = p[1] + z * z
     return (p[1] + 1.0) / spread * ((p[1] - z * z) / spread) / (p[0] * p[0])
 
 
-def student_d3(eta: Any, y: Any, p: Any) -> Any:
+def student_d3(eta: V, y: V, p: Array) -> V:
     """Third derivative."""
     z = (eta - y) / p[0]
     spread = p[1] + z * z
@@ -223,21 +224,21 @@ def student_d3(eta: Any, y: Any, p: Any) -> Any:
 # pinball: p = (s, q, h). With u = z/h the loss is h (log(1 + e^u) − q u), h times that of the bernoulli family.
 
 
-def pinball_value(eta: Any, y: Any, p: Any) -> Any:
+def pinball_value(eta: V, y: V, p: Array) -> V:
     """h (log(1 + e^u) − q u)."""
     return p[2] * bernoulli_value((eta - y) / (p[0] * p[2]), p[1], p)
 
 
-def pinball_d1(eta: Any, y: Any, p: Any) -> Any:
+def pinball_d1(eta: V, y: V, p: Array) -> V:
     """First derivative."""
     return bernoulli_d1((eta - y) / (p[0] * p[2]), p[1], p) / p[0]
 
 
-def pinball_d2(eta: Any, y: Any, p: Any) -> Any:
+def pinball_d2(eta: V, y: V, p: Array) -> V:
     """Second derivative."""
     return bernoulli_d2((eta - y) / (p[0] * p[2]), p[1], p) / (p[0] * p[0] * p[2])
 
 
-def pinball_d3(eta: Any, y: Any, p: Any) -> Any:
+def pinball_d3(eta: V, y: V, p: Array) -> V:
     """Third derivative."""
     return bernoulli_d3((eta - y) / (p[0] * p[2]), p[1], p) / (p[0] * p[2]) ** 2 / p[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from math import prod
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import InvalidInput
@@ -47,5 +48,5 @@ def to_arviz(calibration: Calibration) -> Any:
     return data
 
 
-def _is_one(arviz: Any) -> bool:
+def _is_one(arviz: ModuleType) -> bool:
     return int(str(arviz.__version__).split(".")[0]) >= 1

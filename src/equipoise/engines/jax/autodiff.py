@@ -6,19 +6,16 @@ summation would depend on their number. Data are arguments of the compiled loop,
 
 Where the loss sees θ through few combinations A_n θ of each row's own (`equipoise.engines.jax.projection`) chains run in the
 linear engine's coordinates θ = θ̂ + L φ, Λ = L Lᵀ, on the rows A_n L: a step is then free of products with Λ.
-
-JAX runs up to eight operations in a loop's body one after the other, and schedules a ninth and all others at twice the
-cost. So the loop is kept short: it does not look for divergence, which shows in the path.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +26,13 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from equipoise.arrays import Array, Words
 from equipoise.engines.cost import pays_to_project
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
-from equipoise.engines.jax.projection import Projection, find_projection
+from equipoise.engines.jax.loop import GRADIENTS, SHAKES, Constants, Drawn, Loss, Pull, compiled_loop
+from equipoise.engines.jax.projection import Projection, Traced, Tree, find_projection
+from equipoise.engines.numba.arguments import Lift
 from equipoise.engines.numba.compiling import lifter
-from equipoise.engines.numba.kernel import Lift
 from equipoise.engines.numba.linear import lifting
-from equipoise.engines.random import add_normals, compiled, distinct_rows, rows_with_replacement
+from equipoise.engines.random import Permutation, compiled
+from equipoise.engines.rules import DRAWINGS, Draw, Shake, noise_of
 from equipoise.linalg import blocks, in_fixed_order, symmetric
 
 if TYPE_CHECKING:
@@ -50,33 +49,6 @@ _STEPS = 2048
 # Rows whose loss tells one loss from another.
 _TRIED = 1000
 
-# A tree of arrays, traced or not: only JAX looks inside.
-Tree = object
-Traced = jax.Array
-
-
-@dataclass(frozen=True, eq=False)
-class Loss:
-    """A loss as the engine sees it; the same object for the same model, so that its loop is compiled once.
-
-    Attributes
-    ----------
-    row
-        `row(theta, observation) -> scalar`.
-    penalty
-        R(θ).
-    flat, quadratic
-        Whether R is zero, or at most quadratic.
-    dim
-        Number of parameters.
-    """
-
-    row: Callable[[Traced, Tree], Traced]
-    penalty: Callable[[Traced], Traced]
-    flat: bool
-    quadratic: bool
-    dim: int
-
 
 @dataclass(frozen=True, eq=False)
 class Task:
@@ -91,34 +63,6 @@ class Task:
     def leaves(self) -> list[Traced]:
         """The arrays of the data."""
         return jax.tree.leaves(self.data)
-
-
-class _Constants(NamedTuple):
-    """What the compiled loop reads besides rows: the step's matrices (none in whitened coordinates) and the rest."""
-
-    matrices: tuple[Array, ...]
-    noise: float
-    metric: Array
-    origin: Array
-    radius2: float
-    momentum: float
-
-
-_Carry = tuple[Traced, Traced, Traced, Traced, Traced]
-
-
-class _Drawn(NamedTuple):
-    """Batches and normals drawn for one call."""
-
-    batches: NDArray[np.int32]
-    normals: Array
-
-
-class _Pull(NamedTuple):
-    """Gradient and curvature of the prior in φ, over N; empty without a prior or a projection."""
-
-    gradient: Array
-    curvature: Array
 
 
 @dataclass(frozen=True)
@@ -140,7 +84,7 @@ class AutodiffEngine:
     lift: Lift
     projection: Projection | None
     data: Tree
-    pull: _Pull
+    pull: Pull
     origin: Array
     metric: Array
 
@@ -215,26 +159,26 @@ class AutodiffEngine:
         state.hits += int(hits)
         return path[:lost] if lost is not None else path[:count], lost is None
 
-    def _loop(self, state: ChainState, drawn: _Drawn, count: int) -> tuple[Array, Array, Array, Array]:
+    def _loop(self, state: ChainState, drawn: Drawn, count: int) -> tuple[Array, Array, Array, Array]:
         dynamics = self.tuning.dynamics
-        options = not dynamics.injected.silent, bool(np.isfinite(self.radius2)), dynamics.momentum > 0.0
-        loop = _loop(self.task.loss, self.projection, *options)
-        noise = float(np.sqrt(2.0 * dynamics.injected.temperature))
-        matrices = () if self.projection else (self.tuning.step, noise * self.root)
-        constants = _Constants(matrices, noise, self.metric, self.origin, self.radius2, dynamics.momentum)
+        noise, scale = noise_of(dynamics.injected)
+        parts = GRADIENTS[dynamics.estimator], SHAKES[noise.shake]
+        options = bool(np.isfinite(self.radius2)), dynamics.momentum > 0.0
+        loop = compiled_loop(self.task.loss, self.projection, *parts, *options)
+        matrices = () if self.projection else (self.tuning.step, scale * self.root)
+        constants = Constants(matrices, scale, self.metric, self.origin, self.radius2, dynamics.momentum)
         with jax.enable_x64(True):
             result = loop(self.data, constants, self.pull, self.task.n, state.position, state.velocity, drawn, count)
             position, velocity, path, hits = (np.asarray(r) for r in result)
         return position, velocity, path, hits
 
-    def _draw(self, rng: Words, size: int, count: int) -> _Drawn:
+    def _draw(self, rng: Words, size: int, count: int) -> Drawn:
         dynamics, dim = self.tuning.dynamics, self.tuning.dim
+        drawing, (noise, _) = DRAWINGS[dynamics.rule], noise_of(dynamics.injected)
         batches = np.zeros((size, dynamics.batch_size), dtype=np.int32)
-        noisy = not dynamics.injected.silent
-        normals = np.zeros((size if noisy else 1, dim))
-        order = np.arange(0 if dynamics.replacement else self.task.n, dtype=np.uint32)
-        _fill(rng, self.task.n, order, batches[:count], normals if noisy else normals[:0])
-        return _Drawn(batches, normals)
+        normals = np.zeros((size if noise.drawn else 1, dim))
+        _fill(drawing.draw, noise.shake, rng, self.task.n, drawing.order(self.task.n), batches[:count], normals)
+        return Drawn(batches, normals)
 
 
 @in_fixed_order
@@ -252,7 +196,7 @@ def autodiff_engine(task: Task, tuning: Tuning, guard: Guard, whiten: bool | Non
     lift = lifting(root, center)
     metric = cho_solve((cholesky(guard.cov, lower=True), True), np.eye(tuning.dim))
     projection = None if whiten is False else _projection(task, whiten is True)
-    data, pull, origin = task.data, _Pull(np.empty(0), np.empty((0, 0))), center
+    data, pull, origin = task.data, Pull(np.empty(0), np.empty((0, 0))), center
     if projection is not None:
         data, pull = _whitened(task, projection, root, center)
         metric, origin = symmetric(root.T @ metric @ root), np.zeros(tuning.dim)
@@ -288,7 +232,7 @@ def _split(loss: Loss, structure: jax.tree_util.PyTreeDef, *shapes: tuple[tuple[
         return find_projection(loss.row, np.zeros(loss.dim), row)
 
 
-def _whitened(task: Task, projection: Projection, root: Array, center: Array) -> tuple[Tree, _Pull]:
+def _whitened(task: Task, projection: Projection, root: Array, center: Array) -> tuple[Tree, Pull]:
     """Data with rows A_n L, (N, rank · D), and combinations at θ̂ before them; and the prior in φ."""
     slopes = jax.jit(jax.vmap(jax.jacobian(projection.combine), (None, 0)))
     values = jax.jit(jax.vmap(projection.combine, (None, 0)))
@@ -300,75 +244,24 @@ def _whitened(task: Task, projection: Projection, root: Array, center: Array) ->
         data = jnp.asarray(rows.reshape(n, -1)), values(center, task.data), task.data
         gradient, curvature = (np.asarray(d(penalty)(center)) for d in (jax.grad, jax.hessian))
     if not curvature.any():
-        return data, _Pull(np.empty(0), np.empty((0, 0)))
-    return data, _Pull(root.T @ gradient / n, root.T @ curvature @ root / n)
+        return data, Pull(np.empty(0), np.empty((0, 0)))
+    return data, Pull(root.T @ gradient / n, root.T @ curvature @ root / n)
 
 
 @compiled
-def _fill(rng: Words, rows: int, order: NDArray[np.uint32], batches: NDArray[np.int32], normals: Array) -> None:
-    """What each step draws, in the order in which it draws it: a batch, then normals."""
+def _fill(
+    draw: Draw,
+    shake: Shake,
+    rng: Words,
+    rows: int,
+    order: Permutation,
+    batches: NDArray[np.int32],
+    normals: Array,
+) -> None:
+    """What each step draws, in the order in which it draws it: a batch, then normals (in one row, if there are none)."""
     batch, swaps = np.empty(batches.shape[1], np.uint64), np.empty(batches.shape[1], np.uint64)
     for t in range(batches.shape[0]):
-        if order.size == 0:
-            rows_with_replacement(rng, np.uint64(rows), batch)
-        else:
-            distinct_rows(rng, order, swaps, batch)
+        draw(rng, rows, order, swaps, batch)
         for k in range(batch.size):
             batches[t, k] = batch[k]
-        if normals.shape[0] > 0:
-            add_normals(rng, 1.0, normals[t], normals.shape[1])
-
-
-def _gradient(loss: Loss, projection: Projection | None, pull: _Pull, n: int) -> Callable[[Traced, Tree], Traced]:
-    """The gradient of the regularised mean loss over a batch."""
-    if projection is None:
-        mean = jax.grad(lambda theta, block: jnp.mean(jax.vmap(loss.row, (None, 0))(theta, block)))
-        push = jax.grad(loss.penalty)
-        return mean if loss.flat else lambda theta, block: mean(theta, block) + push(theta) / n
-    slope = jax.vmap(jax.grad(projection.outer))
-
-    def gradient(phi: Traced, block: Tree) -> Traced:
-        rows, base, others = cast(tuple[Traced, Traced, Tree], block)
-        rows = rows.reshape(-1, phi.size)
-        residual = slope(base + (rows @ phi).reshape(base.shape), others) / len(base)
-        total = residual.reshape(-1) @ rows
-        return total if loss.flat else total + pull.gradient + pull.curvature @ phi
-
-    return gradient
-
-
-@lru_cache(maxsize=32)
-def _loop(
-    loss: Loss, projection: Projection | None, noisy: bool, guarded: bool, moving: bool
-) -> Callable[..., tuple[Traced, Traced, Traced, Traced]]:
-    """Compile the loop for one loss; its number of steps is an argument, so nothing is compiled twice."""
-
-    def chain(
-        data: Tree, c: _Constants, pull: _Pull, n: int, theta: Traced, m: Traced, drawn: _Drawn, count: int
-    ) -> tuple[Traced, Traced, Traced, Traced]:
-        slope = _gradient(loss, projection, pull, n)
-
-        def body(carry: _Carry) -> _Carry:
-            theta, m, path, hits, t = carry
-            batch = jax.lax.dynamic_index_in_dim(drawn.batches, t, keepdims=False)
-            g = slope(theta, jax.tree.map(lambda a: a.at[batch].get(mode="promise_in_bounds"), data))
-            m = c.momentum * m + g if moving else m
-            move = m if moving else g
-            theta = theta - (c.matrices[0] @ move if c.matrices else move)
-            if noisy:
-                normal = drawn.normals[t]
-                theta = theta + (c.matrices[1] @ normal if c.matrices else c.noise * normal)
-            if guarded:
-                e = theta - c.origin
-                form = e @ c.metric @ e
-                out = jnp.isfinite(jnp.sum(theta * theta)) & (form > c.radius2)
-                theta = jnp.where(out, c.origin + e * jnp.sqrt(c.radius2 / form), theta)
-                hits = hits + out
-            return theta, m, jax.lax.dynamic_update_index_in_dim(path, theta, t, 0), hits, t + 1
-
-        path = jnp.zeros((drawn.batches.shape[0], theta.size))
-        start = theta, m, path, jnp.zeros((), jnp.int64), jnp.zeros((), jnp.uint32)
-        theta, m, path, hits, _ = jax.lax.while_loop(lambda carry: carry[4] < count, body, start)
-        return theta, m, path, hits
-
-    return jax.jit(chain)
+        shake(rng, 1.0, normals[min(t, normals.shape[0] - 1)], normals.shape[1])

@@ -10,14 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.core import ShapedArray
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-__all__ = ["Projection", "find_projection"]
+from equipoise.arrays import Array
+
+__all__ = ["Projection", "Traced", "Tree", "find_projection"]
+
+# A tree of arrays, traced or not: only JAX looks inside.
+Tree = object
+Traced = jax.Array
 
 # Affine results of affine arguments, whichever they are.
 _LINEAR = {
@@ -42,19 +49,20 @@ class Projection:
         Length of z.
     """
 
-    combine: Callable[[Any, Any], Any]
-    outer: Callable[[Any, Any], Any]
+    combine: Callable[[Traced, Tree], Traced]
+    outer: Callable[[Traced, Tree], Traced]
     rank: int
 
 
-def find_projection(row: Callable[[Any, Any], Any], theta: Any, observation: Any) -> Projection | None:
+def find_projection(row: Callable[[Traced, Tree], Traced], theta: Array, observation: Tree) -> Projection | None:
     """Split a loss at what is affine in θ, or None if there is no such thing in float64; call it in float64."""
     closed = jax.make_jaxpr(row)(theta, observation)
     jaxpr, (start, *others) = closed.jaxpr, closed.jaxpr.invars
     first, second, cut = _halves(jaxpr, start)
-    shapes = [v.aval.shape for v in cut]
-    if not cut or any(v.aval.dtype != np.float64 for v in cut):
+    kinds = [cast(ShapedArray, v.aval) for v in cut]
+    if not cut or any(kind.dtype != np.float64 for kind in kinds):
         return None
+    shapes = [kind.shape for kind in kinds]
     ends = np.cumsum([prod(shape) for shape in shapes])
     # the names of arguments, for messages, are those of the whole
     bare = {"debug_info": jaxpr.debug_info.with_unknown_names()}
@@ -66,17 +74,17 @@ def find_projection(row: Callable[[Any, Any], Any], theta: Any, observation: Any
         )
     )
 
-    def combine(theta: Any, observation: Any) -> Any:
+    def combine(theta: Traced, observation: Tree) -> Traced:
         return jnp.concatenate([jnp.ravel(v) for v in before(theta, *jax.tree.leaves(observation))])
 
-    def outer(z: Any, observation: Any) -> Any:
+    def outer(z: Traced, observation: Tree) -> Traced:
         parts = [v.reshape(shape) for v, shape in zip(jnp.split(z, ends[:-1]), shapes, strict=True)]
         return after(*parts, *jax.tree.leaves(observation))[0]
 
     return Projection(combine, outer, int(ends[-1]))
 
 
-def _halves(jaxpr: Any, theta: Any) -> tuple[list[Any], list[Any], list[Any]]:
+def _halves(jaxpr: Jaxpr, theta: Var) -> tuple[list[JaxprEqn], list[JaxprEqn], list[Var]]:
     """Operations up to what is affine in θ, the others (those without θ are in both), and the values between them."""
     affine, curved, first, cut = {theta}, set(), [], []
     for equation in jaxpr.eqns:
@@ -90,7 +98,7 @@ def _halves(jaxpr: Any, theta: Any) -> tuple[list[Any], list[Any], list[Any]]:
             affine.update(equation.outvars if sloped else ())
     cut = list(dict.fromkeys(cut + [v for v in jaxpr.outvars if v in affine]))
     # what follows from values between the halves need not be one of them: of η and y η, only η
-    derived: set[Any] = set()
+    derived: set[Var] = set()
     for equation in first:
         sloped = [v for v in _variables(equation) if v in affine]
         if all(v in cut or v in derived for v in sloped):
@@ -99,12 +107,12 @@ def _halves(jaxpr: Any, theta: Any) -> tuple[list[Any], list[Any], list[Any]]:
     return first, second, [v for v in cut if v not in derived]
 
 
-def _variables(equation: Any) -> list[Any]:
+def _variables(equation: JaxprEqn) -> list[Var]:
     """The arguments of an operation that are not literal numbers."""
     return [v for v in equation.invars if not isinstance(v, Literal)]
 
 
-def _is_affine(equation: Any, affine: set[Any]) -> bool:
+def _is_affine(equation: JaxprEqn, affine: set[Var]) -> bool:
     """Whether an operation of affine and constant arguments is affine in the former."""
     name = equation.primitive.name
     sloped = [not isinstance(v, Literal) and v in affine for v in equation.invars]

@@ -6,27 +6,23 @@ import hashlib
 import pickle
 import re
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
-from types import CellType, CodeType, FunctionType
-from typing import Any, cast
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any, Protocol, cast
 
 import numba
 import numpy as np
 from numba.core import caching, serialize
 from numba.core.registry import cpu_target
 
+from equipoise.arrays import Array
+from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Reached, Recursion, Scratch, Share
 from equipoise.engines.numba.exponential import exponential
-from equipoise.engines.numba.kernel import (
-    EXACT,
-    add_nothing,
-    draw_any,
-    draw_distinct,
-    fetch_nothing,
-    fetch_rows,
-    lift_rows,
-    run,
-)
-from equipoise.engines.random import add_normals, compiled
+from equipoise.engines.numba.kernel import EXACT, Fetch, fetch_rows, lift_rows, run
+from equipoise.engines.numba.table import Cells
+from equipoise.engines.random import add_normals, compiled, jit
+from equipoise.engines.rules import Draw, Shake, draw_any
 from equipoise.errors import EquipoiseWarning
 from equipoise.families.family import ScalarFunction, exp
 
@@ -35,23 +31,28 @@ __all__ = ["MOST_CONSTANTS", "bound_loop", "compile_helper", "kernel", "lifter"]
 # Up to this many constants of a loss are passed by value: the compiler then knows that no store changes them and
 # takes what depends on them alone, such as a logarithm, out of the loop. Longer ones are tables.
 MOST_CONSTANTS = 8
-# Numba is not typed.
+# Numba says that it is typed, and is not: any module, any class to derive from.
+_TYPES: ModuleType = numba.types
 _CodeFile: Any = caching.CompileResultCacheImpl
 _FolderCache: Any = caching.FunctionCache
-_pickled: Any = serialize.dumps
+_pickled: Callable[[object], bytes] = serialize.dumps
+Loop = Callable[[Cells, Array, Recursion, Ellipsoid, Chain, Scratch, Clock, Share, Lift, Array], Reached]
 # Whether the user knows that the cache cannot be used.
 _TOLD: list[str] = []
-_LIFT = cast(Any, numba.types).Tuple((numba.types.float64[::1], numba.types.int64[::1]))
 
 
-def compile_helper(value: Any) -> Any:
+class _Digest(Protocol):
+    def update(self, data: bytes, /) -> None: ...
+
+
+def compile_helper(value: object) -> object:
     """Compile a plain Python function with all it calls, which Numba would refuse; leave the rest alone."""
     if value is exp:
         return exponential
-    return compiled(cast(Any, _bind(value))) if isinstance(value, FunctionType) else value
+    return compiled(_bind(value)) if isinstance(value, FunctionType) else value
 
 
-def _bind(function: Any, **names: Any) -> FunctionType:
+def _bind(function: FunctionType, **names: object) -> FunctionType:
     """A copy of the function in which globals `names` have other values and plain functions are compiled."""
     cells = tuple(CellType(compile_helper(cell.cell_contents)) for cell in function.__closure__ or ())
     scope = {**function.__globals__, **names}
@@ -59,7 +60,7 @@ def _bind(function: Any, **names: Any) -> FunctionType:
     return FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
 
 
-def _feed(digest: Any, item: Any) -> None:
+def _feed(digest: _Digest, item: object) -> None:
     """Add to the digest what the compiled form of `item` depends on: code, options, constants, globals it names."""
     for option, value in sorted(getattr(item, "targetoptions", {}).items()):
         digest.update(f"{option} {sorted(value) if isinstance(value, set) else value}".encode())
@@ -76,22 +77,39 @@ def _feed(digest: Any, item: Any) -> None:
     elif isinstance(item, np.ndarray):
         digest.update(item.tobytes())
     else:
-        digest.update(f"{type(item)} {getattr(item, '__name__', item)}".encode())
+        # of a class of tuples, the order of its fields too
+        digest.update(f"{type(item)} {getattr(item, '__name__', item)} {getattr(item, '_fields', '')}".encode())
 
 
-def _signature(constants: int, storage: str) -> Any:
+def _named(kind: type, *fields: object) -> object:
+    """The compiler's type of a named tuple."""
+    return _TYPES.BaseTuple.from_types(fields, kind)
+
+
+def _lift_type() -> object:
+    return _named(Lift, _TYPES.float64[::1], _TYPES.int64[::1])
+
+
+def _signature(constants: int, storage: str) -> object:
     """Argument types of `run`, fixed so that a loss is compiled once whatever the layout of the caller's arrays."""
-    types = cast(Any, numba.types)
-    real, whole, word = types.float64, types.int64, types.uint64
-    cells = types.Array(types.float32 if storage == "float32" else real, 2, "A")
-    few = types.UniTuple(real, constants) if constants else types.Tuple(())
-    held = few if constants <= MOST_CONSTANTS else real[::1]
-    model = types.Tuple((cells, real[:, :], held, real[:, ::1]))
-    guard = types.Tuple((real, real[:, ::1], real))
-    scratch = types.Tuple((word[::1], types.uint32[::1], word[::1], *3 * (real[::1],)))
-    arguments = model, guard, types.UniTuple(real, 2), real[::1], real[::1], word[::1], scratch
-    result = types.Tuple((whole, whole, whole, types.boolean))
-    return result(*arguments, types.UniTuple(whole, 4), types.UniTuple(whole, 3), _LIFT, real[:, :])
+    real, whole, word = _TYPES.float64, _TYPES.int64, _TYPES.uint64
+    reals, words = real[::1], word[::1]
+    cells = _TYPES.Array(_TYPES.float32 if storage == "float32" else real, 2, "A")
+    few = _TYPES.UniTuple(real, constants) if constants else _TYPES.Tuple(())
+    arguments = (
+        cells,
+        real[:, :],
+        _named(Recursion, few if constants <= MOST_CONSTANTS else reals, real[:, ::1], real, real),
+        _named(Ellipsoid, real, real[:, ::1], real),
+        _named(Chain, reals, reals, words),
+        _named(Scratch, words, _TYPES.uint32[::1], words, reals, reals, reals),
+        _named(Clock, whole, whole, whole, whole),
+        _named(Share, whole, whole, whole),
+        _lift_type(),
+        real[:, :],
+    )
+    result = cast(Callable[..., object], _named(Reached, whole, whole, whole, _TYPES.boolean))
+    return result(*arguments)
 
 
 @lru_cache(maxsize=64)
@@ -100,10 +118,10 @@ def kernel(
     derivative: ScalarFunction,
     constants: int,
     storage: str = "float64",
-    replacement: bool = True,
-    noisy: bool = True,
-    ahead: bool = True,
-) -> Any:
+    draw: Draw = draw_any,
+    shake: Shake = add_normals,
+    fetch: Fetch = fetch_rows,
+) -> Loop:
     """Compile `run` for one loss, or load it from Numba's cache on disk.
 
     Numba names a cache file after the function and numbers the versions inside: two processes that compile
@@ -118,36 +136,50 @@ def kernel(
         How many constants it takes; of more than `MOST_CONSTANTS` the number does not matter.
     storage
         The type rows are held in.
-    replacement, noisy, ahead
-        How rows are drawn, whether noise is injected and rows are asked for ahead of their use: what a chain does not
-        use is not compiled.
+    draw, shake, fetch
+        How rows are drawn, which noise is injected and whether rows are asked for ahead of their use: see
+        `equipoise.engines.rules`. What a chain does not use is not compiled.
     """
-    loop = bound_loop(derivative, replacement, noisy, ahead)
-    return _on_disk(loop, f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage))
+    loop = bound_loop(derivative, draw, shake, fetch)
+    made = _on_disk(loop, f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage))
+    return cast(Loop, made)
 
 
-def bound_loop(derivative: ScalarFunction, replacement: bool = True, noisy: bool = True, ahead: bool = True) -> Any:
+def bound_loop(
+    derivative: ScalarFunction, draw: Draw = draw_any, shake: Shake = add_normals, fetch: Fetch = fetch_rows
+) -> FunctionType:
     """`run` with everything it leaves open, still to be compiled."""
-    draw, shake = draw_any if replacement else draw_distinct, add_normals if noisy else add_nothing
-    fetch_ahead = fetch_rows if ahead else fetch_nothing
-    return _bind(run, derivative=derivative, draw=draw, shake=shake, fetch_ahead=fetch_ahead)
+    return _bind(cast(FunctionType, run), derivative=derivative, draw=draw, shake=shake, fetch_ahead=fetch)
 
 
 @lru_cache(maxsize=1)
-def lifter() -> Any:
+def lifter() -> Callable[[Array, Lift, Array], None]:
     """Compile `lift_rows`, or load it."""
-    types = cast(Any, numba.types)
-    positions = types.Array(types.float64, 2, "A", readonly=True)
-    return _on_disk(_bind(lift_rows), "lift", types.void(positions, _LIFT, types.float64[:, :]))
+    positions = _TYPES.Array(_TYPES.float64, 2, "A", readonly=True)
+    signature = _TYPES.void(positions, _lift_type(), _TYPES.float64[:, :])
+    made = _on_disk(_bind(cast(FunctionType, lift_rows)), "lift", signature)
+    return cast(Callable[[Array, Lift, Array], None], made)
 
 
-def _on_disk(function: Any, name: str, signature: Any) -> Any:
+class _Dispatcher(Protocol):
+    """What is used of Numba's dispatchers."""
+
+    _cache: object
+
+    def compile(self, sig: object) -> object: ...
+
+    def disable_compile(self) -> None: ...
+
+
+def _on_disk(function: FunctionType, name: str, signature: object) -> _Dispatcher:
     """Compile, or load what was compiled; without a cache that can be used, compile in memory and say so."""
     processor = cpu_target.target_context.codegen().magic_tuple()
-    digest = hashlib.sha256(f"{numba.__version__} {processor} {signature} {sorted(EXACT.items())} sealed".encode())
+    fields = [getattr(kind, "fields", ()) for kind in getattr(signature, "args", ())]
+    text = f"{numba.__version__} {processor} {signature} {fields} {sorted(EXACT.items())} sealed"
+    digest = hashlib.sha256(text.encode())
     _feed(digest, function)
     function.__name__ = function.__qualname__ = f"{name}_{digest.hexdigest()[:20]}"
-    dispatcher = numba.njit(**EXACT)(function)
+    dispatcher = cast(_Dispatcher, jit(function, EXACT))
     try:
         # what njit(cache=True) does, with a cache that takes no fault for granted
         dispatcher._cache = _Cache(function)
@@ -161,11 +193,11 @@ def _on_disk(function: Any, name: str, signature: Any) -> Any:
 class _Sealed(_CodeFile):  # type: ignore[misc]
     """Compiled code in a file, with a digest: changed code would run all the same."""
 
-    def reduce(self, cres: Any) -> tuple[bytes, bytes]:
+    def reduce(self, cres: object) -> tuple[bytes, bytes]:
         code = _pickled(super().reduce(cres))
         return self._seal(code), code
 
-    def rebuild(self, target_context: Any, payload: tuple[bytes, bytes]) -> Any:
+    def rebuild(self, target_context: object, payload: tuple[bytes, bytes]) -> object:
         seal, code = payload
         if seal != self._seal(code):
             raise ValueError("a file was changed")
@@ -181,14 +213,15 @@ class _Cache(_FolderCache):  # type: ignore[misc]
 
     _impl_class = _Sealed
 
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
+    def load_overload(self, sig: object, target_context: object) -> object:
         try:
             return super().load_overload(sig, target_context)
         except Exception as error:  # whatever unpickling meets in a damaged file
             _tell(f"a file in {self.cache_path} cannot be read: {_first_line(error)}")
-            return self._forget()
+            self._forget()
+            return None
 
-    def save_overload(self, sig: Any, data: Any) -> None:
+    def save_overload(self, sig: object, data: object) -> None:
         try:
             super().save_overload(sig, data)
         except Exception as error:  # a full disk, a folder that was taken away

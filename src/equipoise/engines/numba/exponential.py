@@ -14,13 +14,13 @@ Cody and Waite, Software Manual for the Elementary Functions (1980).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
 
 from llvmlite import ir  # type: ignore[import-untyped]
-from numba import njit, types
+from numba import types
 
 from equipoise.engines.numba.vector import operation
+from equipoise.engines.random import jit
 
 __all__ = ["exponential"]
 
@@ -36,15 +36,19 @@ _2, _3, _4, _5, _6, _7, _8, _9, _10, _11, _12, _13 = (1.0 / math.factorial(k) fo
 
 def _compiled(function: Callable[[float], float]) -> Callable[[float], float]:
     """Compile without the engine's flags: reassociation would turn (x + _ROUND) − _ROUND into x."""
-    options: dict[str, Any] = {"fastmath": {"contract"}, "forceinline": True, "no_cfunc_wrapper": True}
-    return cast(Callable[[float], float], njit(**options)(function))
+    return jit(function, {"fastmath": {"contract"}, "forceinline": True, "no_cfunc_wrapper": True})
 
 
 @operation
-def _power_of_two(typing: Any, rounded: Any) -> Any:  # noqa: ARG001
+def _power_of_two(typing: object, rounded: object) -> tuple[object, Callable[..., ir.Value]]:  # noqa: ARG001
     """2^n from n + `_ROUND`: the low bits are moved to the exponent's place and its bias is added."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(
+        context: object,  # noqa: ARG001
+        builder: ir.IRBuilder,
+        signature: object,  # noqa: ARG001
+        arguments: Sequence[ir.Value],
+    ) -> ir.Value:
         word = ir.IntType(64)
         bits = builder.bitcast(arguments[0], word)
         exponent = builder.add(builder.shl(bits, ir.Constant(word, 52)), ir.Constant(word, 1023 << 52))

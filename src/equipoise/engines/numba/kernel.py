@@ -1,21 +1,22 @@
 """The loop of the linear engine, as the compiler sees it: see `equipoise.engines.numba.linear` for the recursion.
 
-It is written once, as `run`, for a loss named `derivative`; `equipoise.engines.numba.compiling` puts a loss in its place. All
-sums are spelled out in the operations of `equipoise.engines.numba.vector`, so that no choice made for speed changes a bit.
+It is written once, as `run`, for a loss named `derivative`, a batch rule named `draw` and a noise named `shake`;
+`equipoise.engines.numba.compiling` puts others in their place. All sums are spelled out in the operations of
+`equipoise.engines.numba.vector`, so that no choice made for speed changes a bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from collections.abc import Callable, Mapping
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Words
+from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Reached, Recursion, Scratch, Share
+from equipoise.engines.numba.table import Cells
 from equipoise.engines.numba.vector import (
     LANES,
+    Vector,
     add,
     entry,
     fetch,
@@ -30,7 +31,7 @@ from equipoise.engines.numba.vector import (
     transpose4,
     zeros,
 )
-from equipoise.engines.random import distinct_rows, rows_with_replacement
+from equipoise.engines.random import Function, Permutation, jit
 
 __all__ = [
     "BLOCK",
@@ -44,24 +45,15 @@ __all__ = [
     "STRIPS",
     "SUM",
     "WHOLE",
-    "Lift",
-    "Scratch",
-    "add_nothing",
-    "draw_any",
-    "draw_distinct",
+    "Fetch",
     "fetch_nothing",
     "fetch_rows",
     "lift_rows",
     "run",
 ]
 
-Batch = NDArray[np.uint64]
-Model = tuple[NDArray[Any], Array, Any, Array]
-Guard = tuple[float, Array, float]
-Scratch = tuple[Batch, NDArray[np.uint32], Batch, Array, Array, Array]
-# The columns of L, then θ̂, each of whole vectors; and of every vector of a column, how many columns are not zero there.
-Lift = tuple[Array, NDArray[np.int64]]
-Function = TypeVar("Function", bound=Callable[..., Any])
+# (rows, batch, start, stop): asks memory for the rows batch[start:stop].
+Fetch = Callable[[Cells, Words, int, int], None]
 
 # Rows handled at once. A sum of products waits four cycles for its predecessor and two can start per cycle.
 GROUP = 8
@@ -80,48 +72,47 @@ NEVER = 0
 _LINE = 64
 
 # No fast-math flag: the order of operations is the one written. Only Python calls the result, not C.
-EXACT: dict[str, Any] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+EXACT: Mapping[str, object] = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
 _INTERNAL = {**EXACT, "no_cpython_wrapper": True}
 
 
 def _inlined(function: Function) -> Function:
     """Compile as part of the caller: vectors then stay in registers."""
-    options = {**_INTERNAL, "forceinline": True}
-    return cast(Function, njit(**options)(function))
+    return jit(function, {**_INTERNAL, "forceinline": True})
 
 
 def _separate(function: Function) -> Function:
     """Compile on its own: for what is rare."""
-    return cast(Function, njit(**_INTERNAL)(function))
+    return jit(function, _INTERNAL)
 
 
-def derivative(eta: float, y: float, p: Any) -> float:  # noqa: ARG001
+def derivative(eta: float, y: float, p: tuple[float, ...] | Array) -> float:  # noqa: ARG001
     """The name the loop knows the loss's first derivative by."""
     raise RuntimeError("the loop runs only once a loss is bound into it")
 
 
-def fetch_ahead(cells: NDArray[Any], batch: Batch, start: int, stop: int) -> None:  # noqa: ARG001
+def fetch_ahead(cells: Cells, batch: Words, start: int, stop: int) -> None:  # noqa: ARG001
     """The name the loop knows by what it asks memory for rows ahead of their use."""
     raise RuntimeError("the loop runs only once a way to fetch is bound into it")
 
 
-def draw(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:  # noqa: ARG001
+def draw(rng: Words, count: int, order: Permutation, swaps: Words, batch: Words) -> None:  # noqa: ARG001
     """The name the loop knows the way rows are drawn by."""
     raise RuntimeError("the loop runs only once a way to draw is bound into it")
 
 
-def shake(rng: NDArray[np.uint64], noise: float, phi: Array, dim: int) -> None:  # noqa: ARG001
+def shake(rng: Words, noise: float, phi: Array, dim: int) -> None:  # noqa: ARG001
     """The name the loop knows the injected noise by."""
     raise RuntimeError("the loop runs only once a noise is bound into it")
 
 
 @_inlined
-def fetch_nothing(cells: NDArray[Any], batch: Batch, start: int, stop: int) -> None:
+def fetch_nothing(cells: Cells, batch: Words, start: int, stop: int) -> None:
     """In place of `fetch_rows`, for a table that needs no help."""
 
 
 @_inlined
-def fetch_rows(cells: Array, batch: Batch, start: int, stop: int) -> None:
+def fetch_rows(cells: Cells, batch: Words, start: int, stop: int) -> None:
     """Ask for the rows batch[start:stop] ahead of their use: three cache lines, after which the processor guesses."""
     stride = cells.strides[0]
     for k in range(start, min(stop, batch.size)):
@@ -134,7 +125,7 @@ def fetch_rows(cells: Array, batch: Batch, start: int, stop: int) -> None:
 
 
 @_inlined
-def _eight_predictors(cells: Array, phi: Array, batch: Batch, at: int, width: int) -> tuple[Any, Any]:
+def _eight_predictors(cells: Cells, phi: Array, batch: Words, at: int, width: int) -> tuple[Vector, Vector]:
     """x̃ᵀφ for the eight rows batch[at:at + 8], as two vectors."""
     i0, i1, i2, i3 = entry(batch, at), entry(batch, at + 1), entry(batch, at + 2), entry(batch, at + 3)
     i4, i5, i6, i7 = entry(batch, at + 4), entry(batch, at + 5), entry(batch, at + 6), entry(batch, at + 7)
@@ -153,7 +144,7 @@ def _eight_predictors(cells: Array, phi: Array, batch: Batch, at: int, width: in
 
 
 @_inlined
-def _place(sides: Array, batch: Batch, at: int, dot: Any, k: int, work: Array) -> None:
+def _place(sides: Array, batch: Words, at: int, dot: Vector, k: int, work: Array) -> None:
     """Lay out predictor, response, weight and shift of four rows in the four strips of `work`."""
     base, y, weight, shift = transpose4(
         load_row(sides, entry(batch, at), 0),
@@ -168,13 +159,13 @@ def _place(sides: Array, batch: Batch, at: int, dot: Any, k: int, work: Array) -
 
 
 @_inlined
-def _copies(array: Array, at: int) -> Any:
+def _copies(array: Array, at: int) -> Vector:
     """array[at], four times."""
     return spread(entry(array, at))
 
 
 @_inlined
-def _collect(cells: Array, batch: Batch, at: int, k: int, width: int, work: Array, total: Array) -> None:
+def _collect(cells: Cells, batch: Words, at: int, k: int, width: int, work: Array, total: Array) -> None:
     """Add to `total` the eight rows batch[at:at + 8], times work[k:k + 8], one after the other."""
     i0, i1, i2, i3 = entry(batch, at), entry(batch, at + 1), entry(batch, at + 2), entry(batch, at + 3)
     i4, i5, i6, i7 = entry(batch, at + 4), entry(batch, at + 5), entry(batch, at + 6), entry(batch, at + 7)
@@ -189,25 +180,6 @@ def _collect(cells: Array, batch: Batch, at: int, k: int, width: int, work: Arra
         t = fma(r5, load_row(cells, i5, j), t)
         t = fma(r6, load_row(cells, i6, j), t)
         store(total, j, fma(r7, load_row(cells, i7, j), t))
-
-
-@_inlined
-def draw_any(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:
-    """Fill the batch with row numbers drawn with replacement."""
-    batch, _, swaps, _, _, _ = scratch
-    rows_with_replacement(rng, np.uint64(count), batch[: swaps.size])
-
-
-@_inlined
-def draw_distinct(rng: NDArray[np.uint64], count: int, scratch: Scratch) -> None:  # noqa: ARG001
-    """Fill the batch with row numbers that differ."""
-    batch, order, swaps, _, _, _ = scratch
-    distinct_rows(rng, order, swaps, batch[: swaps.size])
-
-
-@_inlined
-def add_nothing(rng: NDArray[np.uint64], noise: float, phi: Array, dim: int) -> None:
-    """In place of `add_normals`, for a chain without injected noise."""
 
 
 @_inlined
@@ -259,11 +231,10 @@ def _pull_back(phi: Array, metric: Array, radius2: float) -> int:
 @_separate
 def _lift(stage: Array, lift: Lift, width: int) -> None:
     """Set the second half of `stage` to θ̂ + L φ for the positions φ in the first."""
-    columns, reach = lift
-    last = columns.size - width
+    columns, last = lift.columns, lift.columns.size - width
     for j in range(0, width, LANES):
         t0 = t1 = t2 = t3 = t4 = t5 = t6 = t7 = load(columns, last + j)
-        for i in range(entry(reach, j // LANES)):
+        for i in range(entry(lift.reach, j // LANES)):
             column = load(columns, i * width + j)
             t0 = fma(_copies(stage, i), column, t0)
             t1 = fma(_copies(stage, width + i), column, t1)
@@ -288,7 +259,7 @@ def _lift(stage: Array, lift: Lift, width: int) -> None:
 def _release(stage: Array, lift: Lift, held: int, out: Array, stored: int) -> int:
     """Write the held positions, or what they are lifted to; returns how many iterates are stored then."""
     dim, width, first = out.shape[1], stage.size // (2 * HELD), 0
-    if lift[0].size > 0:
+    if lift.columns.size > 0:
         _lift(stage, lift, width)
         first = HELD * width
     whole = dim - dim % LANES
@@ -303,7 +274,7 @@ def _release(stage: Array, lift: Lift, held: int, out: Array, stored: int) -> in
 
 def lift_rows(positions: Array, lift: Lift, out: Array) -> None:
     """Map positions back to parameters, with the bits that `run` would have stored."""
-    width = lift[0].size // (positions.shape[1] + 1)
+    width = lift.columns.size // (positions.shape[1] + 1)
     stage = np.zeros(2 * HELD * width)
     for start in range(0, positions.shape[0], HELD):
         held = min(HELD, positions.shape[0] - start)
@@ -314,39 +285,36 @@ def lift_rows(positions: Array, lift: Lift, out: Array) -> None:
 
 
 def run(
-    model: Model,
-    guard: Guard,
-    rates: tuple[float, float],
-    phi: Array,
-    m: Array,
-    rng: NDArray[np.uint64],
+    cells: Cells,
+    sides: Array,
+    recursion: Recursion,
+    guard: Ellipsoid,
+    chain: Chain,
     scratch: Scratch,
-    clock: tuple[int, int, int, int],
-    share: tuple[int, int, int],
+    clock: Clock,
+    share: Share,
     lift: Lift,
     out: Array,
-) -> tuple[int, int, int, bool]:
-    """The loop; returns the step reached, guard hits, draws stored, and whether every iterate was finite."""
-    cells, sides, constants, prior = model
-    radius2, metric, bound = guard
-    momentum, noise = rates
-    batch, _, swaps, work, stage, partials = scratch
-    step, steps, thin, ahead = clock
-    phase, first, last = share
-    width, dim, size, scale = phi.size, metric.shape[0], swaps.size, 1.0 / swaps.size
+) -> Reached:
+    """The loop."""
+    phi, m, rng = chain.phi, chain.m, chain.rng
+    batch, work, stage, partials = scratch.batch, scratch.work, scratch.stage, scratch.partials
+    step, thin, ahead, phase = clock.step, clock.thin, clock.ahead, share.phase
+    width, dim, size = phi.size, guard.metric.shape[0], scratch.swaps.size
+    scale = 1.0 / size
     # not literals, with which a helper would be compiled once more
     hits = held = stored = 0 * step
-    finite, end = True, step + steps
-    until_stored = steps + 1 if thin == NEVER else thin - step % thin
+    finite, end = True, step + clock.steps
+    until_stored = clock.steps + 1 if thin == NEVER else thin - step % thin
     while step < end and finite:
         if phase in (WHOLE, DRAW):
-            draw(rng, cells.shape[0], scratch)
+            draw(rng, cells.shape[0], scratch.order, scratch.swaps, batch[:size])
             # what the batch lacks to whole groups: copies of its last row, which count for nothing
             for k in range(size, batch.size):
                 batch[k] = batch[size - 1]
         if phase in (WHOLE, FINISH):
-            _begin(m, phi, prior, momentum, width)
-        for part in range(first, last):
+            _begin(m, phi, recursion.prior, recursion.momentum, width)
+        for part in range(share.first, share.last):
             total, begin, until = m, 0, batch.size
             if partials.size > 0:
                 begin, until = part * PART, min((part + 1) * PART, batch.size)
@@ -364,19 +332,19 @@ def run(
                 for k in range(size - start, stop):
                     work[2 * BLOCK + k] = work[3 * BLOCK + k] = 0.0
                 for k in range(BLOCK):
-                    slope = derivative(work[k], work[BLOCK + k], constants)
+                    slope = derivative(work[k], work[BLOCK + k], recursion.constants)
                     work[k] = scale * (work[3 * BLOCK + k] + work[2 * BLOCK + k] * slope)
                 for k in range(0, stop, GROUP):
                     _collect(cells, batch, start + k, k, width, work, total)
         if phase in (DRAW, SUM):
-            return step, 0, 0, True
+            return Reached(step, 0, 0, True)
         step += 1
         _add_parts(m, partials, width)
-        shake(rng, noise, phi, dim)
+        shake(rng, recursion.noise, phi, dim)
         norm2 = _move(phi, m, width)
         finite = bool(np.isfinite(norm2))
-        if finite and norm2 * bound > radius2:
-            hits += _pull_back(phi, metric, radius2)
+        if finite and norm2 * guard.bound > guard.radius2:
+            hits += _pull_back(phi, guard.metric, guard.radius2)
         until_stored -= 1
         if until_stored == 0 and finite:
             for j in range(0, width, LANES):
@@ -386,4 +354,4 @@ def run(
         if held == HELD or (held > 0 and (step == end or not finite)):
             stored = _release(stage, lift, held, out, stored)
             held = 0
-    return step, hits, stored, finite
+    return Reached(step, hits, stored, finite)

@@ -16,14 +16,14 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from copy import copy, deepcopy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 from equipoise.engines.cost import SPLIT, rows_ahead
 from equipoise.engines.engine import Advance, ChainState
+from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Reached, Recursion, Scratch, Share
 from equipoise.engines.numba.compiling import MOST_CONSTANTS, kernel
 from equipoise.engines.numba.compiling import compile_helper as _compile_helper  # noqa: F401  (tests compile losses with it)
 from equipoise.engines.numba.kernel import (
@@ -37,17 +37,19 @@ from equipoise.engines.numba.kernel import (
     STRIPS,
     SUM,
     WHOLE,
-    Lift,
-    Scratch,
+    fetch_nothing,
+    fetch_rows,
 )
-from equipoise.engines.numba.table import RowTable, padded, side_columns
+from equipoise.engines.numba.table import SIDES, Cells, RowTable, padded, side_columns
 from equipoise.engines.numba.vector import LANES
-from equipoise.families.family import ScalarLoss
+from equipoise.engines.rules import DRAWINGS, noise_of
+from equipoise.families.family import ScalarLoss, V
+from equipoise.theory.dynamics import Dynamics
 
 __all__ = ["LinearProgram", "advance", "advance_coupled", "lifting"]
 
 
-_AS_THEY_ARE: Lift = np.empty(0), np.empty(0, np.int64)
+_AS_THEY_ARE = Lift(np.empty(0), np.empty(0, np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,10 +67,8 @@ class LinearProgram:
         x̃ (N, D), o (N,), responses (N,), and weights (N,) or of length zero for all ones; N < 2³².
     prior_gradient, prior_curvature
         The prior's share a + c ∘ φ of the gradient, each (D,).
-    batch_size, replacement
-        B rows per step, drawn independently or distinct (then B ≤ N).
-    momentum, noise_scale
-        κ and s; s = 0 is SGD and draws no normals.
+    dynamics
+        Gradient estimator, batch size (at most N) and rule, momentum κ, and injected noise.
     guard_radius2, guard_metric, guard_bound
         R² (infinite: off), G (D, D) and its largest eigenvalue, which spares the form while ‖φ‖² is small.
     storage
@@ -78,16 +78,13 @@ class LinearProgram:
     """
 
     loss: ScalarLoss
-    rows: NDArray[Any] | RowTable
+    rows: Cells | RowTable
     base: Array
     y: Array
     weights: Array
     prior_gradient: Array
     prior_curvature: Array
-    batch_size: int
-    replacement: bool
-    momentum: float
-    noise_scale: float
+    dynamics: Dynamics
     guard_radius2: float
     guard_metric: Array
     guard_bound: float
@@ -98,7 +95,7 @@ class LinearProgram:
     def __post_init__(self) -> None:
         table = self.rows if isinstance(self.rows, RowTable) else RowTable.filled(self.rows, self.storage)
         weights = self.weights if self.weights.size else np.ones(len(self.y))
-        table.sides[:] = side_columns(self.base, self.y, weights, np.zeros(len(self.y)))
+        table.sides[:] = SIDES[self.dynamics.estimator](self.loss, self.base, self.y, weights)
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "rows", table.rows)
 
@@ -141,48 +138,71 @@ def advance(
         raise ValueError(f"out has {len(out)} rows, too few for {steps} steps thinned by {thin}")
     if out.size > len(out) and out.strides[1] != out.itemsize:
         raise ValueError("the rows of out must be contiguous")
-    table, loss = program.table, program.loss
-    dim, width = table.dim, padded(table.dim)
-    phi, m = np.zeros((2, width))
-    phi[:dim], m[:dim] = state.position, state.velocity
-    prior, metric = np.zeros((2, width)), np.zeros((dim, width))
-    prior[:, :dim], metric[:, :dim] = (program.prior_gradient, program.prior_curvature), program.guard_metric
-    few = len(loss.p) <= MOST_CONSTANTS
-    model = table.cells, table.sides, tuple(map(float, loss.p)) if few else loss.constants, prior
-    guard = float(program.guard_radius2), metric, float(program.guard_bound)
-    rates = float(program.momentum), float(program.noise_scale)
-    ahead = rows_ahead(len(table.cells), table.cells.strides[0]) if program.ahead is None else program.ahead
-    count, storage = min(len(loss.p), MOST_CONSTANTS + 1), str(table.cells.dtype)
-    loop = kernel(loss.name, loss.d1, count, storage, program.replacement, program.noise_scale != 0.0, ahead > 0)
-    scratch, parts = _scratch(program), parts_of(program.batch_size)
-
-    def call(phase: int, first: int, last: int, steps: int, out: Array, scratch: Scratch = scratch) -> Any:
-        clock = state.step, steps, NEVER if thin is None else thin, ahead
-        return loop(model, guard, rates, phi, m, state.rng, scratch, clock, (phase, first, last), lift, out)
-
+    chain = _chain(state, program.table.dim)
+    scratch, parts, call = _scratch(program), parts_of(program.dynamics.batch_size), _caller(program, chain, lift)
+    every = NEVER if thin is None else thin
     written, finite, end = 0, True, state.step + steps
     while finite and state.step < end:
         if threads == 1 or pool is None or parts == 1:
-            state.step, hits, stored, finite = call(WHOLE, 0, parts, steps, out)
+            reached = call(state.step, steps, every, Share(WHOLE, 0, parts), scratch, out)
         else:
-            call(DRAW, 0, 0, 1, out)
+            call(state.step, 1, every, Share(DRAW, 0, 0), scratch, out)
             _sum_together(call, scratch, parts, threads, pool)
-            state.step, hits, stored, finite = call(FINISH, 0, 0, 1, out[written:])
-        state.hits += hits
-        written += int(stored)
-    state.position[:], state.velocity[:] = phi[:dim], m[:dim]
+            reached = call(state.step, 1, every, Share(FINISH, 0, 0), scratch, out[written:])
+        state.step, finite = reached.step, reached.finite
+        state.hits += reached.hits
+        written += int(reached.stored)
+    dim = program.table.dim
+    state.position[:], state.velocity[:] = chain.phi[:dim], chain.m[:dim]
     return Advance(written, not finite)
 
 
-def _sum_together(call: Any, scratch: Scratch, parts: int, threads: int, pool: Executor) -> None:
+class _Call(Protocol):
+    """The compiled loop of a program, for one chain."""
+
+    def __call__(self, step: int, steps: int, thin: int, share: Share, scratch: Scratch, out: Array) -> Reached:
+        """Take steps, or one part of a step."""
+        ...
+
+
+def _caller(program: LinearProgram, chain: Chain, lift: Lift) -> _Call:
+    """What does not change from one call of the loop to the next, in its place."""
+    table, loss, dynamics = program.table, program.loss, program.dynamics
+    dim, width = table.dim, padded(table.dim)
+    prior, metric = np.zeros((2, width)), np.zeros((dim, width))
+    prior[:, :dim], metric[:, :dim] = (program.prior_gradient, program.prior_curvature), program.guard_metric
+    few = len(loss.p) <= MOST_CONSTANTS
+    noise, scale = noise_of(dynamics.injected)
+    constants = tuple(map(float, loss.p)) if few else loss.constants
+    recursion = Recursion(constants, prior, float(dynamics.momentum), scale)
+    guard = Ellipsoid(float(program.guard_radius2), metric, float(program.guard_bound))
+    ahead = rows_ahead(len(table.cells), table.cells.strides[0]) if program.ahead is None else program.ahead
+    count, storage = min(len(loss.p), MOST_CONSTANTS + 1), str(table.cells.dtype)
+    draw, fetch = DRAWINGS[dynamics.rule].draw, fetch_rows if ahead > 0 else fetch_nothing
+    loop = kernel(loss.name, loss.d1, count, storage, draw, noise.shake, fetch)
+
+    def call(step: int, steps: int, thin: int, share: Share, scratch: Scratch, out: Array) -> Reached:
+        clock = Clock(step, steps, thin, ahead)
+        return loop(table.cells, table.sides, recursion, guard, chain, scratch, clock, share, lift, out)
+
+    return call
+
+
+def _chain(state: ChainState, dim: int) -> Chain:
+    """The state as the loop reads it: copies of position and velocity in whole vectors, the generator itself."""
+    phi, m = np.zeros((2, padded(dim)))
+    phi[:dim], m[:dim] = state.position, state.velocity
+    return Chain(phi, m, state.rng)
+
+
+def _sum_together(call: _Call, scratch: Scratch, parts: int, threads: int, pool: Executor) -> None:
     """Sum the parts of a batch on several threads, of which this is one; each has strips of its own."""
     bounds = [parts * k // threads for k in range(threads + 1)]
-    batch, order, swaps, work, stage, partials = scratch
     nowhere = np.empty((0, 1))
 
     def part(k: int) -> None:
-        own = batch, order, swaps, np.zeros_like(work), stage, partials
-        call(SUM, bounds[k], bounds[k + 1], 1, nowhere, own)
+        own = scratch._replace(work=np.zeros_like(scratch.work))
+        call(0, 1, NEVER, Share(SUM, bounds[k], bounds[k + 1]), own, nowhere)
 
     others = [pool.submit(part, k) for k in range(1, threads)]
     part(0)
@@ -196,16 +216,17 @@ def parts_of(batch_size: int) -> int:
 
 
 def _scratch(program: LinearProgram) -> Scratch:
-    """Memory for a step: the batch in whole groups, the permutation it is drawn from, its swaps, a block's strips.
-
-    Then the iterates that wait to be stored, before and after they are lifted, and the sums of parts.
-    """
-    size, width = program.batch_size, padded(program.table.dim)
-    order = np.arange(0 if program.replacement else len(program.table.cells), dtype=np.uint32)
-    batch, swaps = np.empty(-(-size // GROUP) * GROUP, np.uint64), np.empty(size, np.uint64)
+    """Memory for a step of the program."""
+    size, width = program.dynamics.batch_size, padded(program.table.dim)
     parts = parts_of(size)
-    partials = np.zeros(parts * width if parts > 1 else 0)
-    return batch, order, swaps, np.zeros(STRIPS * BLOCK), np.zeros(2 * HELD * width), partials
+    return Scratch(
+        batch=np.empty(-(-size // GROUP) * GROUP, np.uint64),
+        order=DRAWINGS[program.dynamics.rule].order(len(program.table.cells)),
+        swaps=np.empty(size, np.uint64),
+        work=np.zeros(STRIPS * BLOCK),
+        stage=np.zeros(2 * HELD * width),
+        partials=np.zeros(parts * width if parts > 1 else 0),
+    )
 
 
 def lifting(root: Array, center: Array) -> Lift:
@@ -214,7 +235,7 @@ def lifting(root: Array, center: Array) -> Lift:
     columns = np.zeros((dim + 1, width))
     columns[:dim, :dim], columns[dim, :dim] = root.T, center
     used = columns[:dim].reshape(dim, -1, LANES).any(axis=2)
-    return columns.ravel(), (used * np.arange(1, dim + 1)[:, None]).max(axis=0)
+    return Lift(columns.ravel(), (used * np.arange(1, dim + 1)[:, None]).max(axis=0))
 
 
 def advance_coupled(
@@ -271,6 +292,6 @@ def _proxy(program: LinearProgram, score0: Array, curvature0: Array) -> LinearPr
     return proxy
 
 
-def _identity(eta: float, y: float, p: Array) -> float:  # noqa: ARG001
+def _identity(eta: V, y: V, p: Array) -> V:  # noqa: ARG001
     """The derivative that makes a weighted residual linear in the predictor."""
     return eta

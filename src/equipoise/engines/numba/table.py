@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 from equipoise.engines.numba.vector import LANES
+from equipoise.families.family import ScalarLoss
+from equipoise.theory.dynamics import Gradient, Plain
 
-__all__ = ["RowTable", "padded", "side_columns"]
+__all__ = ["SIDES", "Cells", "RowTable", "padded", "side_columns"]
 
+# Rows as they are held.
+Cells = NDArray[np.float64] | NDArray[np.float32]
 
 # Bytes that travel together between memory and processor.
 _LINE = 64
@@ -30,6 +34,15 @@ def side_columns(base: Array, y: Array, weights: Array, shift: Array) -> Array:
     return np.stack([base, y, weights, shift], axis=1).astype(np.float64, order="C")
 
 
+def _plain_sides(loss: ScalarLoss, base: Array, y: Array, weights: Array) -> Array:  # noqa: ARG001
+    """The gradient of the batch's rows as it is: no shift."""
+    return side_columns(base, y, weights, np.zeros(len(y)))
+
+
+# What each gradient estimator makes of a row's residual, from the loss and o, y and w of every row.
+SIDES: dict[Gradient, Callable[[ScalarLoss, Array, Array, Array], Array]] = {Plain(): _plain_sides}
+
+
 @dataclass(frozen=True, eq=False)
 class RowTable:
     """N rows of D numbers. A random row is read in one go: each starts on a cache line and ends with its sides.
@@ -44,7 +57,7 @@ class RowTable:
         D.
     """
 
-    cells: NDArray[Any]
+    cells: Cells
     sides: Array
     dim: int
 
@@ -63,13 +76,13 @@ class RowTable:
         return RowTable(cells, sides, dim)
 
     @staticmethod
-    def filled(rows: NDArray[Any], storage: str = "float64") -> RowTable:
+    def filled(rows: Cells, storage: str = "float64") -> RowTable:
         """A table with a copy of the rows; the sides are left to the caller."""
         table = RowTable.blank(rows.shape[0], rows.shape[1], storage)
         table.rows[:] = rows
         return table
 
     @property
-    def rows(self) -> NDArray[Any]:
+    def rows(self) -> Cells:
         """The rows without their padding, (N, D)."""
         return self.cells[:, : self.dim]

@@ -17,6 +17,7 @@ from numba.extending import intrinsic, models, register_model
 
 __all__ = [
     "LANES",
+    "Vector",
     "add",
     "entry",
     "fetch",
@@ -40,6 +41,10 @@ LANES = 4
 
 _DOUBLE, _INT64, _INT32, _BYTE = ir.DoubleType(), ir.IntType(64), ir.IntType(32), ir.IntType(8)
 _VECTOR = ir.VectorType(_DOUBLE, LANES)
+
+
+class Vector:
+    """Four float64 as annotations know them: there are none outside of compiled code."""
 
 
 class _Vector(cast(Any, numba.types.Type)):  # type: ignore[misc]

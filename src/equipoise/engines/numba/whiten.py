@@ -86,7 +86,7 @@ class LinearEngine:
     ) -> list[Advance]:
         """Run every chain, each on a thread of its own or several, and store parameters; see `linear.advance`."""
         lift = lifting(self.root, self.center)
-        shared = threads_per_chain(self.program.batch_size, threads, len(states))
+        shared = threads_per_chain(self.program.dynamics.batch_size, threads, len(states))
 
         def chain(state: ChainState, out: Array) -> Advance:
             return advance(self.program, state, steps, thin, out, lift, shared, pool)
@@ -146,7 +146,7 @@ def linear_engine(
         If the storage is neither float64 nor float32.
     """
     one_of("storage", storage, ("float64", "float32"), "leave it out")
-    dynamics, center, n = tuning.dynamics, tuning.center, regression.n
+    center, n = tuning.center, regression.n
     C = cholesky(tuning.step, lower=True)
     curvature, U = eigh(C.T @ regression.precision @ C)
     root = np.ascontiguousarray(C @ U) if regression.precision.any() else C
@@ -163,10 +163,7 @@ def linear_engine(
             weights=weights,
             prior_gradient=root.T @ (regression.precision @ (center - regression.mean)) / n,
             prior_curvature=np.maximum(curvature, 0.0) / n,
-            batch_size=dynamics.batch_size,
-            replacement=dynamics.replacement,
-            momentum=dynamics.momentum,
-            noise_scale=float(np.sqrt(2.0 * dynamics.injected.temperature)),
+            dynamics=tuning.dynamics,
             guard_radius2=guard.radius2,
             guard_metric=metric,
             guard_bound=float(np.linalg.eigvalsh(metric)[-1]),

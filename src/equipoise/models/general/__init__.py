@@ -1,4 +1,4 @@
-"""Any differentiable loss, written in JAX; the only models that import it."""
+"""Differentiable losses of your own, written in JAX; the only models that import it."""
 
 from equipoise.models.general.model import Model
 from equipoise.models.general.problem import GeneralProblem

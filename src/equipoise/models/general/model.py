@@ -1,4 +1,4 @@
-"""Any differentiable loss: JAX functions over pytrees of parameters, bound to pytrees of rows (theory §1).
+"""A differentiable loss of your own: JAX functions over pytrees of parameters, bound to pytrees of rows (theory §1).
 
 Everything is computed in float64 inside a local context: the global JAX configuration is never touched. Data travel as
 arguments of compiled functions, in blocks of rows, so memory stays O(block · D²) and nothing of size N×D×D is made.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,8 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.checks import finite_array
-from equipoise.engines.jax.autodiff import Loss
+from equipoise.engines.jax.loop import Loss
+from equipoise.engines.jax.projection import Traced, Tree
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.models.general.curvature import DIRECTIONS
@@ -58,12 +59,12 @@ class Model:
     ('a', 'b')
     """
 
-    loss: Callable[[Any, Any], Any]
-    init: Any
+    loss: Callable[..., Traced]
+    init: Tree
     prior_precision: ArrayLike = 0.0
     prior_mean: ArrayLike = 0.0
-    regularizer: Callable[[Any], Any] | None = None
-    trainable: Any = None
+    regularizer: Callable[..., Traced] | None = None
+    trainable: Tree = None
     subspace: tuple[Array, Array] | None = None
 
     @property
@@ -155,22 +156,22 @@ class Functions:
         structure, loss = model.structure, model.loss
         precision, mean = model.prior()
 
-        def row(theta: Any, observation: Any) -> Any:
+        def row(theta: Traced, observation: Tree) -> Traced:
             return loss(structure.unflatten(theta), observation)
 
-        def total(theta: Any, block: Any, mask: Any) -> Any:
+        def total(theta: Traced, block: Tree, mask: Traced) -> Traced:
             return jnp.sum(mask * jax.vmap(row, (None, 0))(theta, block))
 
-        def penalty(theta: Any) -> Any:
+        def penalty(theta: Array | Traced) -> Traced:
             if model.regularizer is not None:
                 return model.regularizer(structure.unflatten(theta))
             away = structure.embed(theta) - mean
-            return 0.5 * away @ precision @ away
+            return cast(Traced, 0.5 * away @ precision @ away)
 
-        def bend_gradient(theta: Any, block: Any, mask: Any, values: Any, vectors: Any) -> Any:
+        def bend_gradient(theta: Traced, block: Tree, mask: Traced, values: Traced, vectors: Traced) -> Traced:
             """Σ over rows of ∇ tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ: second derivatives of the gradient along each v_i."""
 
-            def along(v: Any) -> Any:
+            def along(v: Traced) -> Traced:
                 slope = lambda t: jax.jvp(lambda u: jax.grad(total)(u, block, mask), (t,), (v,))[1]  # noqa: E731
                 return jax.jvp(slope, (theta,), (v,))[1]
 

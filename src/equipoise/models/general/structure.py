@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +18,7 @@ from equipoise.models.layout import Skeleton, Variables
 __all__ = ["Structure", "observations", "trainable_structure"]
 
 # Containers of the user's own: only JAX looks inside.
-Tree = Any
+Tree = object
 
 
 @dataclass(frozen=True)
@@ -148,13 +147,13 @@ def _frame(tree: Tree, kept: Set[int]) -> dict[str, object]:
         return {"none": None}
     if isinstance(tree, dict) and all(isinstance(key, str) for key in tree):
         return {"dict": {key: _frame(part, kept) for key, part in tree.items()}}
-    if type(tree) in (list, tuple):
+    if isinstance(tree, (list, tuple)) and type(tree) in (list, tuple):
         return {type(tree).__name__: [_frame(part, kept) for part in tree]}
     parts = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda part: part is not tree)[0]
     return {"dict": {_name(path): _frame(part, kept) for path, part in parts}}
 
 
-def trainable_structure(init: Any, trainable: Any) -> Structure:
+def trainable_structure(init: Tree, trainable: Tree) -> Structure:
     """The structure of `init` with the leaves chosen by `trainable`.
 
     Raises
@@ -225,7 +224,7 @@ def _finite(flat: Array) -> Array:
     return flat
 
 
-def _leaf(name: str, leaf: Any) -> Array:
+def _leaf(name: str, leaf: object) -> Array:
     try:
         array = np.asarray(leaf)
     except (TypeError, ValueError):
@@ -243,7 +242,7 @@ def _leaf(name: str, leaf: Any) -> Array:
     return array
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def _name(path: tuple[object, ...]) -> str:
     """`layers.0.w` for a path of keys, indices and attributes."""
     keys = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
     return ".".join(str(k) for k in keys) or "theta"

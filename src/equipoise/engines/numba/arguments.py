@@ -1,0 +1,110 @@
+"""What the loop of the linear engine is called with, and what it returns: named tuples, which the compiler knows.
+
+The rows and the draws are not in them: arrays that may be laid out in several ways are arguments of their own, because
+Numba takes an array for one of another layout, but not a named tuple that holds it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.arrays import Array, Words
+from equipoise.engines.random import Permutation
+
+__all__ = ["Chain", "Clock", "Ellipsoid", "Lift", "Reached", "Recursion", "Scratch", "Share"]
+
+
+class Recursion(NamedTuple):
+    """The numbers of the recursion.
+
+    Attributes
+    ----------
+    constants
+        What the loss takes as `p`.
+    prior
+        a and c of the prior's share a + c ∘ φ, in two rows of whole vectors.
+    momentum, noise
+        κ, and the standard deviation of the noise.
+    """
+
+    constants: tuple[float, ...] | Array
+    prior: Array
+    momentum: float
+    noise: float
+
+
+class Ellipsoid(NamedTuple):
+    """φᵀ G φ ≤ R², and the largest eigenvalue of G, which spares the form while ‖φ‖² is small."""
+
+    radius2: float
+    metric: Array
+    bound: float
+
+
+class Chain(NamedTuple):
+    """Where a chain stands, φ and m padded with zeros, and its generator; all changed in place."""
+
+    phi: Array
+    m: Array
+    rng: Words
+
+
+class Scratch(NamedTuple):
+    """Memory for a step.
+
+    Attributes
+    ----------
+    batch
+        Row numbers, in whole groups.
+    order, swaps
+        What the batch rule draws with; `swaps` is as long as a batch.
+    work
+        The strips of a block.
+    stage
+        Iterates that wait to be stored, before and after they are lifted.
+    partials
+        The sums of parts; empty when a batch is not summed in parts.
+    """
+
+    batch: Words
+    order: Permutation
+    swaps: Words
+    work: Array
+    stage: Array
+    partials: Array
+
+
+class Clock(NamedTuple):
+    """The step a chain is at, how many to take, how many per stored draw, and how many rows to ask for ahead."""
+
+    step: int
+    steps: int
+    thin: int
+    ahead: int
+
+
+class Share(NamedTuple):
+    """What a call does of a step, and the parts of the batch it sums."""
+
+    phase: int
+    first: int
+    last: int
+
+
+class Lift(NamedTuple):
+    """The columns of L, then θ̂, in whole vectors; and of each vector of a column, how many columns are not zero there."""
+
+    columns: Array
+    reach: NDArray[np.int64]
+
+
+class Reached(NamedTuple):
+    """The step reached, guard hits, draws stored, and whether every iterate was finite."""
+
+    step: int
+    hits: int
+    stored: int
+    finite: bool
