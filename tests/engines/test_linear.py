@@ -245,6 +245,19 @@ def test_the_program_keeps_the_callers_values_and_survives_read_only_arrays():
     assert advance(program, start_of(program), 5, None, np.zeros((0, 3))) == (0, False)
 
 
+@pytest.mark.parametrize("batch_size", [1, SPLIT])
+def test_one_row_and_numbers_of_any_type_are_taken(batch_size):
+    """A table of one row is contiguous, which others are not, and NumPy's numbers are not Python's."""
+    program = build(count=1, dim=1, batch_size=batch_size, ahead=np.int32(0), guard_bound=np.float32(1.0))
+    expected, _, _ = reference(program, 4, start_of(program))
+    state, out = start_of(program), np.zeros((4, 1))
+    state.step = np.int32(0)
+    with ThreadPoolExecutor(2) as pool:
+        done = advance(program, state, np.int16(4), np.int32(1), out, threads=2, pool=pool)
+    assert done == (4, False)
+    np.testing.assert_allclose(out, expected, rtol=0.0, atol=1e-12)
+
+
 def test_the_guard_projects_onto_the_ellipsoid_and_counts():
     metric = np.array([[4.0, 1.0, 0.0], [1.0, 2.0, 0.5], [0.0, 0.5, 1.0]])
     options = {"guard_metric": metric, "guard_bound": np.linalg.eigvalsh(metric)[-1], "noise_scale": 0.3}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from scipy.optimize import root
@@ -12,14 +12,14 @@ from scipy.optimize import root
 import equipoise as eq
 from equipoise.arrays import Array
 from equipoise.experiments.designs import boston, german, linear
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import row
 from equipoise.experiments.numbers import Claim, Numbers, short, tell
 from equipoise.linalg import symmetric
 
 __all__ = ["ENTRY", "formula", "powell", "spread_of_any_step"]
 
-
+T = TypeVar("T")
 ROWS, BATCH, EPOCHS = 1000, 64, 10
 PRINTED = (5, 10, 20, 50)
 BEYOND = (100, 200, 500, 1000)
@@ -27,17 +27,20 @@ BEYOND = (100, 200, 500, 1000)
 
 def jobs(scale: Scale) -> list[Job]:
     """One dimension at a time, then the accuracy on data with correlated covariates."""
-    small = [{"dataset": kind, "dim": d} for kind in ("linear", "poisson") for d in scale.pick(PRINTED, (5, 10))]
-    large = [{"dataset": "linear", "dim": d} for d in scale.pick(BEYOND, (100,))]
-    return small + large + [{"dataset": name} for name in ("simulated-linear", "boston", "german-credit")]
+    small: list[Job] = [
+        {"dataset": kind, "dim": d} for kind in ("linear", "poisson") for d in scale.pick(PRINTED, (5, 10))
+    ]
+    large: list[Job] = [{"dataset": "linear", "dim": d} for d in scale.pick(BEYOND, (100,))]
+    accuracy: list[Job] = [{"dataset": name} for name in ("simulated-linear", "boston", "german-credit")]
+    return small + large + accuracy
 
 
-def run(job: Job, scale: Scale) -> dict[str, Any]:
+def run(job: Job, scale: Scale) -> Result:
     """Times of the three ways, or their accuracy."""
     return _times(job, scale) if "dim" in job else _accuracy(job["dataset"], scale)
 
 
-def _times(job: Job, scale: Scale) -> dict[str, Any]:
+def _times(job: Job, scale: Scale) -> Result:
     dim, rng = job["dim"], np.random.default_rng([scale.seed, job["dim"]])
     x = rng.standard_normal((max(ROWS, 3 * dim), dim))
     eta = x @ rng.standard_normal(dim) / np.sqrt(dim)
@@ -78,7 +81,7 @@ def _times(job: Job, scale: Scale) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def _accuracy(name: str, scale: Scale) -> dict[str, Any]:
+def _accuracy(name: str, scale: Scale) -> Result:
     """Stationary covariance of the chain each step matrix makes, against the target, without running it."""
     study = (
         linear("released", "log", scale.seed) if name == "simulated-linear"
@@ -141,8 +144,9 @@ def _residual(step: Array, H: Array, S: Array, Q: Array) -> float:
     return float(np.linalg.norm(half + half.T - noise) / max(np.linalg.norm(noise), np.finfo(float).tiny))
 
 
-def _fastest(call: Callable[[], Any], repeats: int) -> tuple[float, Any]:
-    best, result = np.inf, None
+def _fastest(call: Callable[[], T], repeats: int) -> tuple[float, T]:
+    """The shortest time of at least one call, and what the last one gave."""
+    best = np.inf
     for _ in range(repeats):
         began = time.perf_counter()
         result = call()
@@ -150,7 +154,7 @@ def _fastest(call: Callable[[], Any], repeats: int) -> tuple[float, Any]:
     return best, result
 
 
-def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
+def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the table is said to show."""
     found, times = [], numbers.where(metric="step_matrix_seconds", dataset="linear")
     big = [c for c in times.where(method="closed-form") if c.paper is None]

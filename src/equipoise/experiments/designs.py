@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 import equipoise as eq
 from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from equipoise.models.glm import GLM
 
 __all__ = ["SETTINGS", "MissingData", "Study", "boston", "diabetes", "german", "heteroskedastic", "linear", "poisson"]
 
@@ -54,7 +57,7 @@ class Study:
 
     dataset: str
     loss: str
-    model: Any
+    model: GLM
     data: tuple[Array, Array]
     truth: Array | None
     epochs: int
@@ -147,7 +150,7 @@ def diabetes() -> dict[str, Array]:
     return {"x": _standardise(raw.data), "y": _standardise(raw.target)}
 
 
-def _gaussian(loss: str, scale: float) -> Any:
+def _gaussian(loss: str, scale: float) -> GLM:
     return eq.glm("gaussian", scale=scale, divergence=None if loss == "log" else eq.Beta(1.5))
 
 

@@ -5,15 +5,58 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from equipoise.experiments.designs import SETTINGS
-from equipoise.experiments.numbers import Claim, Numbers
+from equipoise.experiments.numbers import Claim, Numbers, Row
 
-__all__ = ["Entry", "Scale"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Curves", "Entry", "Job", "Result", "Scale"]
 
 T = TypeVar("T")
-Job = dict[str, Any]
+
+
+class Job(TypedDict, total=False):
+    """One piece of work, in plain values; which there are depends on the entry."""
+
+    setting: str
+    run: str
+    kind: str
+    panel: str
+    dataset: str
+    loss: str
+    batch: str
+    size: int
+    dim: int
+    step: float
+    ratio: float
+    decay: float
+    prior: float
+    repetition: int
+
+
+class Curves(TypedDict, total=False):
+    """What a figure needs of one job besides numbers, in plain values."""
+
+    dataset: str
+    batch: str
+    step: float
+    center: list[float]
+    ellipses: dict[str, list[list[float]]]
+    variances: dict[str, list[float]]
+
+
+class Result(TypedDict, total=False):
+    """What came of a job: rows and curves with the time they took and the job's number, or why there are none."""
+
+    rows: list[Row]
+    curves: Curves
+    seconds: float
+    index: int
+    missing: str
+    failed: str
 
 
 @dataclass(frozen=True)
@@ -56,7 +99,7 @@ class Entry:
     jobs
         The independent pieces of work at a scale, as plain values.
     run
-        Does one: a dictionary with `rows` (see `measure.row`) and, for figures, `curves`.
+        Does one: `rows` (see `measure.row`) and, for some figures, `curves`.
     claims
         What the numbers say about the paper's claims.
     draw
@@ -71,8 +114,8 @@ class Entry:
     title: str
     caption: str
     jobs: Callable[[Scale], list[Job]]
-    run: Callable[[Job, Scale], dict[str, Any]]
-    claims: Callable[[Numbers, list[dict[str, Any]]], list[Claim]]
-    draw: Callable[[Any, Numbers, list[dict[str, Any]]], None] | None = None
+    run: Callable[[Job, Scale], Result]
+    claims: Callable[[Numbers, list[Curves]], list[Claim]]
+    draw: Callable[[Figure, Numbers, list[Curves]], None] | None = None
     alone: bool = False
     tabulated: tuple[str, ...] = field(default=("covariance_error", "calibration_error"))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import equipoise as eq
 from equipoise.experiments.designs import Study, heteroskedastic
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, tell
 from equipoise.experiments.plots import COLOURS, lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["ENTRY"]
 
@@ -21,19 +24,19 @@ RULES = ("ct", "lr-ws", "dq-exact")
 def jobs(scale: Scale) -> list[Job]:
     """One batch size at a time, every repetition with new data."""
     sizes = [2**k for k in scale.pick(range(10), range(0, 10, 3))]
-    return [{"batch": b, "repetition": r} for b in sizes for r in range(scale.repetitions)]
+    return [{"size": b, "repetition": r} for b in sizes for r in range(scale.repetitions)]
 
 
-def run(job: Job, scale: Scale) -> dict[str, Any]:
+def run(job: Job, scale: Scale) -> Result:
     """Misspecified linear regression, D = 20, N = 1000, chains of 4000 passes."""
     seed = 1000 * scale.seed + job["repetition"]
     x, y = heteroskedastic(20, 1000, seed)
     study = Study("simulated-linear", "log", eq.glm("gaussian", scale=1.0), (x, y), None, scale.pick(4000, 200), 0.02)
-    rows = compare_rules(study, RULES, {str(job["batch"]): job["batch"]}, seed, {"setting": "", "run": ""})
+    rows = compare_rules(study, RULES, {str(job["size"]): job["size"]}, seed, {"setting": "", "run": ""})
     return {"rows": [r for r in rows if r["metric"] == "covariance_error"]}
 
 
-def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
+def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the figure is said to show."""
     small, large = (numbers.where(batch=b) for b in (numbers.names("batch")[0], numbers.names("batch")[-1]))
     cells = [n.at(method=m) for m in RULES for n in (small, large)]
@@ -56,7 +59,7 @@ def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
     ]
 
 
-def draw(figure: Any, numbers: Numbers, _: list[dict[str, Any]]) -> None:
+def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
     """Error against batch size, with the floor."""
     axis = figure.subplots()
     for rule in RULES:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import equipoise as eq
 from equipoise.experiments.designs import Study, boston, german, heteroskedastic
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import row
 from equipoise.experiments.numbers import Claim, Numbers, short, tell
 from equipoise.experiments.plots import COLOURS, ellipse
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["LINEAR", "POISSON", "TABLE", "counts"]
 
@@ -46,7 +49,7 @@ def jobs(kind: str, steps: tuple[float, ...], scale: Scale) -> list[Job]:
     ]
 
 
-def run(job: Job, scale: Scale) -> dict[str, Any]:
+def run(job: Job, scale: Scale) -> Result:
     """Distances of the predictions from the covariance of a long chain."""
     seed = 1000 * scale.seed + job["repetition"]
     study, dynamics = _study(job["dataset"], seed, scale), eq.Dynamics(BATCH)
@@ -83,7 +86,7 @@ def run(job: Job, scale: Scale) -> dict[str, Any]:
     }
 
 
-def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
+def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the predictions are said to show."""
     found = []
     for dataset in numbers.names("dataset"):
@@ -114,7 +117,7 @@ def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
     return found
 
 
-def draw(figure: Any, _: Numbers, curves: list[dict[str, Any]]) -> None:
+def draw(figure: Figure, _: Numbers, curves: list[Curves]) -> None:
     """3σ ellipses of the first two parameters, predicted and observed."""
     first = {c["dataset"]: c for c in reversed(curves)}
     axes = np.atleast_1d(figure.subplots(1, len(first)))

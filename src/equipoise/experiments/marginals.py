@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import equipoise as eq
 from equipoise.experiments.designs import Study, boston, german, linear, poisson
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import passes_for, row, run_chain
 from equipoise.experiments.numbers import Claim, Numbers, tell
 from equipoise.experiments.plots import COLOURS
 from equipoise.experiments.rules import tuned
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["ENTRY"]
 
@@ -31,7 +34,7 @@ def jobs(scale: Scale) -> list[Job]:
     return [{"dataset": d, "batch": b, "repetition": r} for d in DATASETS for b in ("16", "0.1N") for r in repetitions]
 
 
-def run(job: Job, scale: Scale) -> dict[str, Any]:
+def run(job: Job, scale: Scale) -> Result:
     """Variances of one chain for every rule, over the target's."""
     seed, setting = 1000 * scale.seed + job["repetition"], scale.settings[0]
     study = _study(job["dataset"], setting, seed, scale)
@@ -60,7 +63,7 @@ def _study(dataset: str, setting: str, seed: int, scale: Scale) -> Study:
     return boston("log") if dataset == "boston" else german(scale.german, seed)
 
 
-def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
+def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the figure is said to show."""
     found = []
     for dataset in numbers.names("dataset"):
@@ -84,7 +87,7 @@ def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
     return found
 
 
-def draw(figure: Any, _: Numbers, curves: list[dict[str, Any]]) -> None:
+def draw(figure: Figure, _: Numbers, curves: list[Curves]) -> None:
     """Variances of the chain over those of the target, one line per rule, panels by data set and batch size."""
     first = {(c["dataset"], c["batch"]): c["variances"] for c in reversed(curves)}
     datasets = list(dict.fromkeys(d for d, _ in first))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -12,14 +11,13 @@ from scipy.special import ndtr, ndtri
 import equipoise as eq
 from equipoise.arrays import Array
 from equipoise.experiments.designs import Study
+from equipoise.experiments.numbers import Row
 from equipoise.experiments.rules import true_law, tuned
 
 __all__ = [
     "Chain", "compare_rules", "covariance_error", "ks_distance", "ks_reference", "passes_for", "quantile_error",
     "quantile_reference", "row", "run_chain",
 ]  # fmt: skip
-
-Row = dict[str, Any]
 
 _LEVELS = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
 # Stored draws per pass over the data: autocorrelation time is one pass, so more would only repeat themselves.
@@ -54,7 +52,7 @@ class Chain:
     passes: float
 
 
-def row(value: float, **key: Any) -> Row:
+def row(value: float, **key: float | str | None) -> Row:
     """One measured number with the names of its cell; infinite values are kept as such."""
     return {"value": float(value), **key}
 
@@ -158,7 +156,7 @@ def compare_rules(
     rules: Iterable[str],
     batches: dict[str, int],
     seed: int,
-    key: dict[str, Any],
+    key: dict[str, str],
     floor: float | None = None,
     passes: float | None = None,
 ) -> list[Row]:
@@ -193,8 +191,8 @@ def compare_rules(
     return found
 
 
-def _of_chain(study: Study, center: Array, chain: Chain, target: Array, cell: Row) -> list[Row]:
-    more = {**cell, "radius": chain.radius, "passes": chain.passes}
+def _of_chain(study: Study, center: Array, chain: Chain, target: Array, cell: dict[str, str]) -> list[Row]:
+    more: Row = {**cell, "radius": chain.radius, "passes": chain.passes}
     found = [
         row(
             covariance_error(chain.draws, target), metric="covariance_error", floor=chain.floor, bias=chain.bias, **more
@@ -212,7 +210,7 @@ def _of_chain(study: Study, center: Array, chain: Chain, target: Array, cell: Ro
     return found
 
 
-def _gaussian(study: Study, center: Array, cov: Array, target: Array, cell: Row) -> list[Row]:
+def _gaussian(study: Study, center: Array, cov: Array, target: Array, cell: dict[str, str]) -> list[Row]:
     gap = float(np.linalg.norm(cov - target) / np.linalg.norm(target))
     found = [row(gap, metric="covariance_error", floor=0.0, bias=gap, **cell)]
     if study.truth is not None:
@@ -223,7 +221,7 @@ def _gaussian(study: Study, center: Array, cov: Array, target: Array, cell: Row)
     return found
 
 
-def _nuts(study: Study, moments: eq.Moments, target: Array, seed: int, cell: Row) -> list[Row]:
+def _nuts(study: Study, moments: eq.Moments, target: Array, seed: int, cell: dict[str, str]) -> list[Row]:
     from equipoise.experiments.nuts import sample_posterior
 
     draws = sample_posterior(study, moments.params, seed)

@@ -5,20 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import equipoise as eq
 from equipoise.arrays import Array
 from equipoise.experiments.designs import diabetes
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import row
-from equipoise.experiments.numbers import Claim, Numbers, short, tell
+from equipoise.experiments.numbers import Claim, Numbers, Row, short, tell
 from equipoise.experiments.plots import COLOURS, lines
+
+if TYPE_CHECKING:
+    import jax
+    from matplotlib.figure import Figure
 
 __all__ = ["ENTRY", "fitted", "network", "start"]
 
+Layers = dict[str, dict[str, Array]]
 
 WIDTHS = (10, 2, 3, 1)
 BATCH = 32
@@ -26,7 +31,7 @@ STEPS = (0.01, 0.05, 0.1, 0.2, 0.4)
 PRIORS = (20.0, 5.0)
 
 
-def start(seed: int) -> dict[str, Any]:
+def start(seed: int) -> Layers:
     """Weights of a size that keeps activations in range."""
     rng = np.random.default_rng([seed, 7])
     return {
@@ -35,7 +40,7 @@ def start(seed: int) -> dict[str, Any]:
     }
 
 
-def loss(params: Any, row: Any) -> Any:
+def loss(params: dict[str, dict[str, jax.Array]], row: dict[str, jax.Array]) -> jax.Array:
     """Half the squared error of one patient."""
     import jax.numpy as jnp
 
@@ -45,15 +50,13 @@ def loss(params: Any, row: Any) -> Any:
     return 0.5 * (row["y"] - (hidden @ params["layer2"]["weights"] + params["layer2"]["bias"])[0]) ** 2
 
 
-def network(prior: float, seed: int = 0) -> Any:
+def network(prior: float, seed: int = 0) -> eq.Model:
     """The tanh network with hidden widths (2, 3): 35 parameters."""
-    from equipoise.models.general import Model
-
-    return Model(loss, init=start(seed), prior_precision=prior)
+    return eq.Model(loss, init=start(seed), prior_precision=prior)
 
 
 @cache
-def fitted(prior: float, restarts: int) -> tuple[Any, eq.Moments, int]:
+def fitted(prior: float, restarts: int) -> tuple[eq.Model, eq.Moments, int]:
     """The network at its minimiser, restricted to the directions in which its gradient has noise.
 
     Hidden units that have become copies of one another get the same gradient from every row: a chain that starts with
@@ -72,7 +75,7 @@ def jobs(scale: Scale) -> list[Job]:
     """The network without a prior once; with one, every step size, a few chains at a time."""
     steps, priors = scale.pick(STEPS, (0.2,)), scale.pick(PRIORS, PRIORS[:1])
     groups = range(max(1, min(scale.repetitions, 30) // _CHAINS)) if not scale.smoke else range(1)
-    found = [
+    found: list[Job] = [
         {"prior": p, "step": s, "repetition": g}
         for p in priors
         for s in steps
@@ -84,7 +87,7 @@ def jobs(scale: Scale) -> list[Job]:
 _CHAINS = 5  # per job: repetitions of one cell that share the fit
 
 
-def run(job: Job, scale: Scale) -> dict[str, Any]:
+def run(job: Job, scale: Scale) -> Result:
     """Relative distance of every prediction from the covariance of the chain."""
     if job["prior"] == 0.0:
         return {"rows": _without_prior(scale)}
@@ -148,7 +151,7 @@ def _predicted(moments: eq.Moments, step: float, name: str) -> Array:
     return eq.stationary(replace(moments, loss_hessian=H), step, eq.Dynamics(BATCH), proxy=name).cov
 
 
-def _at_the_mean(model: Any, data: Any, place: Array, step: float, observed: Array) -> float:
+def _at_the_mean(model: eq.Model, data: dict[str, Array], place: Array, step: float, observed: Array) -> float:
     """The prediction with moments taken where the chain really is; infinite where no law is stationary there."""
     try:
         cov = eq.stationary(eq.moments(model, data, place), step, eq.Dynamics(BATCH)).cov
@@ -157,7 +160,7 @@ def _at_the_mean(model: Any, data: Any, place: Array, step: float, observed: Arr
     return float(np.linalg.norm(cov - observed) / np.linalg.norm(observed))
 
 
-def _without_prior(scale: Scale) -> list[dict[str, Any]]:
+def _without_prior(scale: Scale) -> list[Row]:
     """Where trust-region steps lead without weight decay, and what the theory says there."""
     rows = []
     for seed in range(scale.pick(3, 1)):
@@ -182,7 +185,7 @@ def _without_prior(scale: Scale) -> list[dict[str, Any]]:
     return rows
 
 
-def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
+def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the figure is said to show."""
     found = []
     ran = [c for c in numbers.where(metric="largest_parameter") if c.values]
@@ -229,7 +232,7 @@ def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
     return found
 
 
-def draw(figure: Any, numbers: Numbers, _: list[dict[str, Any]]) -> None:
+def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
     """Relative error against the step, for each prior."""
     priors = [d for d in numbers.names("dataset") if numbers.where(dataset=d, metric="relative_error").cells]
     axes = np.atleast_1d(figure.subplots(1, len(priors)))

@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 
-__all__ = ["Claim", "Number", "Numbers", "Printed", "collect", "printed", "short", "tell"]
+__all__ = ["Claim", "Number", "Numbers", "Printed", "Row", "collect", "printed", "short", "tell"]
+
+# One measured number: `value`, the names of its cell, and what is known about it; see `measure.row`.
+Row = dict[str, float | str | None]
 
 _KEYS = ("setting", "run", "dataset", "loss", "batch", "method", "metric")
 # Agreement allows each interval to widen by this share of its value: two simulations, two sets of data.
@@ -170,7 +172,7 @@ class Number:
         fit = "as" if agrees else "where"
         return f"The rule's own bias is {self.bias:.2g}; {fit} theory predicts {self.predicted:.2g} with the noise."
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, object]:
         """For the JSON file."""
         low, high = self.interval
         return {
@@ -234,34 +236,44 @@ class Numbers:
         return list(dict.fromkeys(getattr(c, field) for c in self.cells))
 
 
-def collect(entry: str, rows: list[dict[str, Any]]) -> Numbers:
+def collect(entry: str, rows: list[Row]) -> Numbers:
     """Join the repetitions of every cell."""
-    cells: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    cells: dict[tuple[str, ...], list[Row]] = {}
     for found in rows:
         cells.setdefault(tuple(str(found.get(k, "")) for k in _KEYS), []).append(found)
     return Numbers([_join(entry, key, found) for key, found in cells.items()])
 
 
-def _join(entry: str, key: tuple[str, ...], found: list[dict[str, Any]]) -> Number:
+def _join(entry: str, key: tuple[str, ...], found: list[Row]) -> Number:
     named = dict(zip(_KEYS, key, strict=True))
     cell = {k: named[k] for k in ("dataset", "loss", "batch", "method", "metric")}
     return Number(
         **named,
-        values=tuple(float(f["value"]) for f in found if not f.get("note")),
+        values=tuple(_numbers([f for f in found if not f.get("note")], "value")),
         floor=_average(found, "floor"),
         bias=_average(found, "bias"),
         radius=_average(found, "radius"),
         passes=_average(found, "passes"),
         # a chain of another length is another number
         paper=None if named["run"] == "long" else printed(entry, **cell),
-        note=next((f["note"] for f in found if f.get("note")), ""),
-        reason=next((f["reason"] for f in found if f.get("reason")), ""),
+        note=_first(found, "note"),
+        reason=_first(found, "reason"),
     )
 
 
-def _average(found: list[dict[str, Any]], name: str) -> float | None:
-    values = [f[name] for f in found if f.get(name) is not None]
+def _numbers(found: list[Row], name: str) -> list[float]:
+    """Those that a row has."""
+    return [float(value) for value in (f.get(name) for f in found) if value is not None]
+
+
+def _average(found: list[Row], name: str) -> float | None:
+    values = _numbers(found, name)
     return float(np.mean(values)) if values else None
+
+
+def _first(found: list[Row], name: str) -> str:
+    """The first text that is not empty."""
+    return next((str(f[name]) for f in found if f.get(name)), "")
 
 
 def tell(cell: Number | None) -> str:

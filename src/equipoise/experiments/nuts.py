@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+import equipoise as eq
 from equipoise.arrays import Array
 from equipoise.experiments.designs import Study
+
+if TYPE_CHECKING:
+    import jax
+    from numpyro.infer import MCMC
 
 __all__ = ["sample_posterior"]
 
@@ -21,17 +26,17 @@ def sample_posterior(study: Study, start: Array, seed: int) -> Array | None:
     except ModuleNotFoundError:
         return None
     x, y = study.data
-    power = None if study.model.divergence is None else study.model.divergence.b
+    divergence, scale = study.model.divergence, study.model.constant
+    assert scale is not None
+    assert divergence is None or isinstance(divergence, eq.Beta)
     with jax.enable_x64(True):
-        mcmc = _sampler(power)
-        mcmc.run(
-            jax.random.key(seed), x, y, float(study.model.constant), init_params={"theta": jax.numpy.asarray(start)}
-        )
+        mcmc = _sampler(None if divergence is None else divergence.b)
+        mcmc.run(jax.random.key(seed), x, y, scale, init_params={"theta": jax.numpy.asarray(start)})
         return np.asarray(mcmc.get_samples()["theta"], dtype=np.float64)
 
 
 @cache
-def _sampler(power: float | None, warmup: int = 300, draws: int = 1000) -> Any:
+def _sampler(power: float | None, warmup: int = 300, draws: int = 1000) -> MCMC:
     """One sampler for all repetitions: the data are arguments of its compiled density, so they share the code."""
     from numpyro.infer import MCMC, NUTS
 
@@ -40,7 +45,7 @@ def _sampler(power: float | None, warmup: int = 300, draws: int = 1000) -> Any:
     )
 
 
-def _density(power: float | None, x: Any, y: Any, scale: Any) -> None:
+def _density(power: float | None, x: jax.Array, y: jax.Array, scale: float) -> None:
     import jax.numpy as jnp
     import numpyro
     from numpyro.distributions import ImproperUniform, Normal, constraints

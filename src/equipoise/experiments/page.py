@@ -11,7 +11,7 @@ from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from equipoise.experiments.numbers import Claim, Number, Numbers, collect, short
 from equipoise.experiments.rules import RULES
 from equipoise.experiments.runner import Outcome
 from equipoise.report.html import document, head, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["write_entry", "write_index"]
 
@@ -102,7 +105,7 @@ def _read(outcome: Outcome) -> tuple[Numbers, list[Claim]]:
     return numbers, outcome.entry.claims(numbers, curves) if outcome.results else []
 
 
-def _figure(outcome: Outcome, numbers: Numbers) -> Any:
+def _figure(outcome: Outcome, numbers: Numbers) -> Figure:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -279,7 +282,7 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Values that JSON has: infinite numbers as words, the rest as they are."""
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.experiments.numbers import Number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["COLOURS", "ellipse", "lines"]
 
@@ -24,7 +27,7 @@ COLOURS = {
 }
 
 
-def lines(axis: Any, x: Sequence[float], cells: Sequence[Number], label: str, colour: str, marker: str = "o") -> None:
+def lines(axis: Axes, x: Sequence[float], cells: Sequence[Number], label: str, colour: str, marker: str = "o") -> None:
     """Means against x with their 95 % intervals as a band; values without a finite mean leave a gap."""
     finite = [c.mean if np.isfinite(c.mean) else np.nan for c in cells]
     low, high = np.array([c.interval if np.isfinite(c.mean) else (np.nan, np.nan) for c in cells]).T
@@ -32,7 +35,7 @@ def lines(axis: Any, x: Sequence[float], cells: Sequence[Number], label: str, co
     axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
 
-def ellipse(axis: Any, center: Array, cov: Array, label: str, colour: str, style: str = "-") -> None:
+def ellipse(axis: Axes, center: Array, cov: Array, label: str, colour: str, style: str = "-") -> None:
     """The 3σ ellipse of two parameters."""
     angle = np.linspace(0.0, 2.0 * np.pi, 200)
     values, vectors = np.linalg.eigh(cov[:2, :2])

@@ -8,18 +8,17 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import Any
 
 from equipoise.errors import EquipoiseError, InvalidInput
 from equipoise.experiments.designs import MissingData
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Entry, Job, Result, Scale
 
 __all__ = ["Outcome", "run"]
 
@@ -43,7 +42,7 @@ class Outcome:
 
     entry: Entry
     jobs: list[Job]
-    results: list[dict[str, Any]] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
     failed: str = ""
     seconds: float = 0.0
@@ -68,7 +67,7 @@ def run(entries: list[Entry], scale: Scale, out: Path, progress: bool, workers: 
             for job in outcome.jobs:
                 _keep(outcome, job, pool.submit(_work, outcome.entry.name, job, scale, out))
                 show(outcome)
-        todo: dict[Future[dict[str, Any]], tuple[Outcome, Job]] = {}
+        todo: dict[Future[Result], tuple[Outcome, Job]] = {}
         for outcome in outcomes.values():
             if not outcome.entry.alone:
                 todo |= {
@@ -89,7 +88,7 @@ def run(entries: list[Entry], scale: Scale, out: Path, progress: bool, workers: 
     return write_index(list(outcomes.values()), scale, out)
 
 
-def _keep(outcome: Outcome, job: Job, future: Future[dict[str, Any]]) -> None:
+def _keep(outcome: Outcome, job: Job, future: Future[Result]) -> None:
     try:
         found = future.result()
     except BrokenExecutor as error:
@@ -106,7 +105,7 @@ def _keep(outcome: Outcome, job: Job, future: Future[dict[str, Any]]) -> None:
     outcome.results.append({**found, "index": outcome.jobs.index(job)})
 
 
-def _work(name: str, job: Job, scale: Scale, out: Path) -> dict[str, Any]:
+def _work(name: str, job: Job, scale: Scale, out: Path) -> Result:
     """One job in a process of its own, or its result from an earlier run."""
     from equipoise.experiments import find
 
@@ -196,7 +195,7 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _lines(outcomes: dict[str, Outcome], progress: bool) -> Iterator[Any]:
+def _lines(outcomes: dict[str, Outcome], progress: bool) -> Iterator[Callable[[Outcome], None]]:
     """One progress line per entry."""
     if not progress:
         yield lambda _: None

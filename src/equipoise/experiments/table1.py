@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from equipoise.experiments.designs import linear
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, short, tell
 
@@ -22,15 +20,15 @@ _CLEARLY = 1.3  # a smaller ratio of two errors is not called a difference
 
 def jobs(scale: Scale) -> list[Job]:
     """Every repetition with new data; long chains for two of them, one batch size at a time."""
-    cells = [{"setting": s, "loss": loss} for s in scale.settings for loss in PRINTED_RULES]
-    short = [{**c, "run": "printed", "repetition": r} for c in cells for r in range(scale.repetitions)]
+    cells: list[Job] = [{"setting": s, "loss": loss} for s in scale.settings for loss in PRINTED_RULES]
+    short: list[Job] = [{**c, "run": "printed", "repetition": r} for c in cells for r in range(scale.repetitions)]
     batches, repetitions = ("16", "0.1N", "0.5N"), scale.pick(2, 1)
     return short + [
         {**c, "run": "long", "batch": b, "repetition": r} for c in cells for b in batches for r in range(repetitions)
     ]
 
 
-def run(job: Job, scale: Scale) -> dict[str, Any]:
+def run(job: Job, scale: Scale) -> Result:
     """One data set: a chain for every rule."""
     seed = 1000 * scale.seed + job["repetition"]
     study = linear(job["setting"], job["loss"], seed, rows=scale.pick(5000, 1000))
@@ -46,7 +44,7 @@ def run(job: Job, scale: Scale) -> dict[str, Any]:
     return {"rows": compare_rules(study, LONG_RULES, batch, seed, key, floor=scale.pick(LONG_FLOOR, 0.08))}
 
 
-def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
+def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the table is said to show."""
     found = []
     for setting in numbers.names("setting"):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from equipoise.experiments.designs import boston
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, tell
 from equipoise.experiments.table1 import LONG_FLOOR, LONG_RULES, PRINTED_RULES, claim_closest, claim_small_batches
@@ -15,7 +13,7 @@ __all__ = ["ENTRY"]
 
 def jobs(scale: Scale) -> list[Job]:
     """Repetitions differ in the seed of the chains; the data are what they are."""
-    short = [
+    short: list[Job] = [
         {"run": "printed", "loss": loss, "repetition": r} for loss in PRINTED_RULES for r in range(scale.repetitions)
     ]
     return short + [
@@ -23,7 +21,7 @@ def jobs(scale: Scale) -> list[Job]:
     ]
 
 
-def run(job: Job, scale: Scale) -> dict[str, Any]:
+def run(job: Job, scale: Scale) -> Result:
     """A chain for every rule and batch size."""
     study, seed = boston(job["loss"]), 1000 * scale.seed + job["repetition"]
     sizes = {"16": 16, "0.1N": study.rows // 10}
@@ -41,7 +39,7 @@ def run(job: Job, scale: Scale) -> dict[str, Any]:
     return {"rows": compare_rules(study, LONG_RULES, sizes, seed, key, floor=scale.pick(LONG_FLOOR, 0.08))}
 
 
-def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
+def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the table is said to show."""
     found = []
     for loss in PRINTED_RULES:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from equipoise.experiments.designs import german, poisson
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, tell
 from equipoise.experiments.table1 import LONG_FLOOR, claim_closest, claim_small_batches
@@ -18,8 +16,9 @@ LONG_RULES = (*PRINTED_RULES, "dq-exact-sgld", "dq-exact-momentum")
 
 def jobs(scale: Scale) -> list[Job]:
     """Simulated data anew in every repetition; the credit data with another split."""
-    cells = [{"dataset": "simulated", "setting": s} for s in scale.settings] + [{"dataset": "german", "setting": ""}]
-    short = [{**c, "run": "printed", "repetition": r} for c in cells for r in range(scale.repetitions)]
+    cells: list[Job] = [{"dataset": "simulated", "setting": s} for s in scale.settings]
+    cells.append({"dataset": "german", "setting": ""})
+    short: list[Job] = [{**c, "run": "printed", "repetition": r} for c in cells for r in range(scale.repetitions)]
     return short + [
         {**c, "run": "long", "batch": b, "repetition": r}
         for c in cells
@@ -28,7 +27,7 @@ def jobs(scale: Scale) -> list[Job]:
     ]
 
 
-def run(job: Job, scale: Scale) -> dict[str, Any]:
+def run(job: Job, scale: Scale) -> Result:
     """One data set: a chain for every rule."""
     seed = 1000 * scale.seed + job["repetition"]
     if job["dataset"] == "german":
@@ -44,7 +43,7 @@ def run(job: Job, scale: Scale) -> dict[str, Any]:
     return {"rows": compare_rules(study, LONG_RULES, batch, seed, key, floor=scale.pick(LONG_FLOOR, 0.08))}
 
 
-def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
+def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the table is said to show."""
     found = []
     cells = dict.fromkeys((c.setting, c.dataset) for c in numbers)

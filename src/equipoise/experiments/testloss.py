@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import equipoise as eq
 from equipoise.experiments.designs import heteroskedastic
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import row
 from equipoise.experiments.numbers import Claim, Numbers, tell
 from equipoise.experiments.plots import COLOURS, lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["ENTRY"]
 
@@ -24,20 +27,20 @@ PROXIES = ("ct", "lr-ws", "dq-exact")
 def jobs(scale: Scale) -> list[Job]:
     """Weight decay at B = 32, batch size without decay."""
     repetitions = range(scale.repetitions)
-    cells = [{"decay": d, "batch": BATCH} for d in DECAYS] + [{"decay": 0.0, "batch": b} for b in BATCHES]
-    panels = ["decay"] * len(DECAYS) + ["batch"] * len(BATCHES)
-    return [{**c, "panel": p, "repetition": r} for c, p in zip(cells, panels, strict=True) for r in repetitions]
+    decays: list[Job] = [{"panel": "decay", "decay": d, "size": BATCH} for d in DECAYS]
+    sizes: list[Job] = [{"panel": "batch", "decay": 0.0, "size": b} for b in BATCHES]
+    return [{**cell, "repetition": r} for cell in decays + sizes for r in repetitions]
 
 
-def run(job: Job, scale: Scale) -> dict[str, Any]:
+def run(job: Job, scale: Scale) -> Result:
     """Mean squared error on new data: predicted by every theory, and of the chain itself."""
     seed = 1000 * scale.seed + job["repetition"]
     x, y = heteroskedastic(DIM, 2 * ROWS, seed)
     data, test = (x[:ROWS], y[:ROWS]), (x[ROWS:], y[ROWS:])
     model = eq.glm("gaussian", scale=1.0, prior_precision=job["decay"] * ROWS)
-    fit, dynamics = eq.fit(model, data), eq.Dynamics(job["batch"])
+    fit, dynamics = eq.fit(model, data), eq.Dynamics(job["size"])
     moments = eq.moments(model, data, fit.params)
-    label = f"decay={job['decay']}" if job["panel"] == "decay" else f"B={job['batch']}"
+    label = f"decay={job['decay']}" if job["panel"] == "decay" else f"B={job['size']}"
     cell = {"setting": "", "run": "", "dataset": job["panel"], "loss": "", "batch": label, "metric": "test_loss"}
     rows = []
     for proxy in PROXIES:
@@ -53,7 +56,7 @@ def run(job: Job, scale: Scale) -> dict[str, Any]:
     return {"rows": [*rows, row(float(np.mean(gaps**2)), method="observed", **cell)]}
 
 
-def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
+def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the figure is said to show."""
     found = []
     for panel, words in (("decay", "across weight decays"), ("batch", "across batch sizes")):
@@ -79,7 +82,7 @@ def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
     return found
 
 
-def draw(figure: Any, numbers: Numbers, _: list[dict[str, Any]]) -> None:
+def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
     """Predicted and observed test loss."""
     axes = figure.subplots(1, 2)
     for axis, (panel, title) in zip(axes, (("decay", "weight decay γ/N"), ("batch", "batch size B")), strict=True):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 import equipoise as eq
 from equipoise.arrays import Array
-from equipoise.experiments.entry import Entry, Job, Scale
+from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import row
 from equipoise.experiments.numbers import Claim, Numbers, short
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from equipoise.models.glm import GLM
 
 __all__ = ["ENTRY", "slope"]
 
@@ -37,7 +42,7 @@ def jobs(scale: Scale) -> list[Job]:
     """Every kind of data, batch size and ratio."""
     ratios = scale.pick(RATIOS, (1e-4, 2e-4, 4e-4))
     return [
-        {"dataset": kind, "batch": b, "ratio": q, "repetition": r}
+        {"dataset": kind, "size": b, "ratio": q, "repetition": r}
         for kind in ("poisson", "negative-binomial")
         for b in BATCHES
         for q in ratios
@@ -45,30 +50,30 @@ def jobs(scale: Scale) -> list[Job]:
     ]
 
 
-def run(job: Job, scale: Scale) -> dict[str, Any]:
+def run(job: Job, scale: Scale) -> Result:
     """Distance from below, from above, and the theorem's bound where it applies."""
-    seed, dynamics = 1000 * scale.seed + job["repetition"], eq.Dynamics(job["batch"])
+    seed, dynamics = 1000 * scale.seed + job["repetition"], eq.Dynamics(job["size"])
     rows = data(job["dataset"], seed, 2000, scale.pick(50, 10))
     model = eq.glm("poisson")
     fit = eq.fit(model, rows)
     moments = eq.moments(model, rows, fit.params)
-    step = job["ratio"] * job["batch"]
+    step = job["ratio"] * job["size"]
     tuning = eq.Tuning.at(moments, step, dynamics)
     steps = max(scale.pick(LEAST, 5000), int(scale.pick(LENGTH, 40) * tuning.predicted.iact()))
     found = eq.coupled_distance(model, rows, tuning, steps=steps, seed=seed)
     allowed = _largest_step(model, rows, fit, dynamics)
     bound = eq.wasserstein_bound(model, rows, fit, allowed, dynamics).value or np.nan
-    cell = {"setting": "", "run": "", "dataset": job["dataset"], "loss": "", "batch": f"B={job['batch']}"}
+    cell = {"setting": "", "run": "", "dataset": job["dataset"], "loss": "", "batch": f"B={job['size']}"}
     key = {**cell, "method": f"{job['ratio']:g}"}
     values = {
         "gelbrich": found.gelbrich, "coupling": found.coupling, "largest_step_of_the_theorem": allowed,
         # of first order in λ/B, so one value in its range gives the line
-        "theorem_per_ratio": bound / (allowed / job["batch"]),
+        "theorem_per_ratio": bound / (allowed / job["size"]),
     }  # fmt: skip
     return {"rows": [row(v, metric=k, **key) for k, v in values.items()]}
 
 
-def _largest_step(model: Any, rows: tuple[Array, Array], fit: eq.Fit, dynamics: eq.Dynamics) -> float:
+def _largest_step(model: GLM, rows: tuple[Array, Array], fit: eq.Fit, dynamics: eq.Dynamics) -> float:
     """The largest power of two times 10⁻¹² for which the theorem says anything."""
     step = 1e-12
     while eq.wasserstein_bound(model, rows, fit, 2.0 * step, dynamics).value is not None and step < 1.0:
@@ -85,7 +90,7 @@ def slope(ratios: Array, distances: Array) -> tuple[float, float]:
     return b, float(np.sqrt(rest @ rest / max(len(x) - 2, 1) / (x @ x)))
 
 
-def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
+def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the figure is said to show."""
     found = []
     for dataset in numbers.names("dataset"):
@@ -117,7 +122,7 @@ def claims(numbers: Numbers, _: list[dict[str, Any]]) -> list[Claim]:
     return found
 
 
-def draw(figure: Any, numbers: Numbers, _: list[dict[str, Any]]) -> None:
+def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
     """Coupling and Gelbrich distances with the theorem's line."""
     names = numbers.names("dataset")
     axes = np.atleast_1d(figure.subplots(1, len(names)))

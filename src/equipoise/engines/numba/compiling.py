@@ -6,7 +6,7 @@ import hashlib
 import pickle
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType, ModuleType
 from typing import Any, Protocol, cast
@@ -17,7 +17,7 @@ from numba.core import caching, serialize
 from numba.core.registry import cpu_target
 
 from equipoise.arrays import Array
-from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Reached, Recursion, Scratch, Share
+from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Recursion, Scratch, Share
 from equipoise.engines.numba.exponential import exponential
 from equipoise.engines.numba.kernel import EXACT, Fetch, fetch_rows, lift_rows, run
 from equipoise.engines.numba.table import Cells
@@ -26,7 +26,7 @@ from equipoise.engines.rules import Draw, Shake, draw_any
 from equipoise.errors import EquipoiseWarning
 from equipoise.families.family import ScalarFunction, exp
 
-__all__ = ["MOST_CONSTANTS", "bound_loop", "compile_helper", "kernel", "lifter"]
+__all__ = ["MOST_CONSTANTS", "bound_loop", "compile_helper", "kernel", "lifter", "unchecked"]
 
 # Up to this many constants of a loss are passed by value: the compiler then knows that no store changes them and
 # takes what depends on them alone, such as a logarithm, out of the loop. Longer ones are tables.
@@ -36,7 +36,9 @@ _TYPES: ModuleType = numba.types
 _CodeFile: Any = caching.CompileResultCacheImpl
 _FolderCache: Any = caching.FunctionCache
 _pickled: Callable[[object], bytes] = serialize.dumps
-Loop = Callable[[Cells, Array, Recursion, Ellipsoid, Chain, Scratch, Clock, Share, Lift, Array], Reached]
+Loop = Callable[
+    [Cells, Array, Recursion, Ellipsoid, Chain, Scratch, Clock, Share, Lift, Array], tuple[int, int, int, bool]
+]
 # Whether the user knows that the cache cannot be used.
 _TOLD: list[str] = []
 
@@ -108,7 +110,7 @@ def _signature(constants: int, storage: str) -> object:
         _lift_type(),
         real[:, :],
     )
-    result = cast(Callable[..., object], _named(Reached, whole, whole, whole, _TYPES.boolean))
+    result = _TYPES.Tuple((whole, whole, whole, _TYPES.boolean))
     return result(*arguments)
 
 
@@ -145,6 +147,16 @@ def kernel(
     return cast(Loop, made)
 
 
+@lru_cache(maxsize=64)
+def unchecked(loop: Loop) -> Loop:
+    """The machine code of a loop, without Numba's look at the types of its arguments, which takes 7 µs in Python.
+
+    For arguments of types with which the loop was called before, and no others.
+    """
+    (made,) = cast(_Dispatcher, loop).overloads.values()
+    return made.entry_point
+
+
 def bound_loop(
     derivative: ScalarFunction, draw: Draw = draw_any, shake: Shake = add_normals, fetch: Fetch = fetch_rows
 ) -> FunctionType:
@@ -161,10 +173,15 @@ def lifter() -> Callable[[Array, Lift, Array], None]:
     return cast(Callable[[Array, Lift, Array], None], made)
 
 
+class _Overload(Protocol):
+    entry_point: Loop
+
+
 class _Dispatcher(Protocol):
     """What is used of Numba's dispatchers."""
 
     _cache: object
+    overloads: Mapping[object, _Overload]
 
     def compile(self, sig: object) -> object: ...
 

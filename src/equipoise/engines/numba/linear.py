@@ -24,7 +24,7 @@ from equipoise.arrays import Array
 from equipoise.engines.cost import SPLIT, rows_ahead
 from equipoise.engines.engine import Advance, ChainState
 from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Reached, Recursion, Scratch, Share
-from equipoise.engines.numba.compiling import MOST_CONSTANTS, kernel
+from equipoise.engines.numba.compiling import MOST_CONSTANTS, kernel, unchecked
 from equipoise.engines.numba.compiling import compile_helper as _compile_helper  # noqa: F401  (tests compile losses with it)
 from equipoise.engines.numba.kernel import (
     BLOCK,
@@ -179,11 +179,15 @@ def _caller(program: LinearProgram, chain: Chain, lift: Lift) -> _Call:
     ahead = rows_ahead(len(table.cells), table.cells.strides[0]) if program.ahead is None else program.ahead
     count, storage = min(len(loss.p), MOST_CONSTANTS + 1), str(table.cells.dtype)
     draw, fetch = DRAWINGS[dynamics.rule].draw, fetch_rows if ahead > 0 else fetch_nothing
-    loop = kernel(loss.name, loss.d1, count, storage, draw, noise.shake, fetch)
+    loop = checked = kernel(loss.name, loss.d1, count, storage, draw, noise.shake, fetch)
 
     def call(step: int, steps: int, thin: int, share: Share, scratch: Scratch, out: Array) -> Reached:
-        clock = Clock(step, steps, thin, ahead)
-        return loop(table.cells, table.sides, recursion, guard, chain, scratch, clock, share, lift, out)
+        nonlocal loop
+        clock = Clock(int(step), int(steps), int(thin), int(ahead))
+        reached = Reached(*loop(table.cells, table.sides, recursion, guard, chain, scratch, clock, share, lift, out))
+        # the first call has checked the types, which stay the same; a step shared by two threads takes four calls
+        loop = unchecked(checked)
+        return reached
 
     return call
 
