@@ -1,0 +1,266 @@
+"""Formulas, read before they are run: columns, numbers, operators and known functions, and nothing else.
+
+Formulaic evaluates parts of a formula as Python. So each formula, typed or stored, is first walked against an
+allow-list (`equipoise.data.grammar`), and what formulaic then made of it is walked once more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from unicodedata import normalize
+
+from equipoise.checks import shown
+from equipoise.data.calls import CallReader, Uses, alike, refusal
+from equipoise.data.grammar import LIMITS, SHIPPED, UserFunction
+from equipoise.errors import InvalidInput
+
+__all__ = ["Reading", "functions_in_sight", "parsed", "read"]
+
+_NUMBER = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
+_SYMBOLS = re.compile(r"\*\*|[~+\-*/:^]")
+_BINDING = {"+": 1, "-": 1, "*": 2, "/": 2, "in": 2, ":": 3, "**": 4, "^": 4}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a formula uses.
+
+    Attributes
+    ----------
+    text
+        The formula as given.
+    response, predictors
+        The columns left and right of the `~`, each with its roles: `term` (on its own), `coded` (inside `C()`),
+        `hashed` (inside `hashed()`), `value` (in a computation).
+    learns
+        The calls on the right that learn numbers from the table, as formulaic writes them, with their function.
+    functions
+        The functions that are called, on either side.
+    """
+
+    text: str
+    response: dict[str, frozenset[str]]
+    predictors: dict[str, frozenset[str]]
+    learns: dict[str, str]
+    functions: frozenset[str]
+
+    @property
+    def lags(self) -> bool:
+        """Whether rows see their predecessors."""
+        return "lag" in self.functions
+
+    @property
+    def columns(self) -> list[str]:
+        """Every column of the formula, once."""
+        return list(dict.fromkeys([*self.response, *self.predictors]))
+
+
+def functions_in_sight(context: Mapping[str, UserFunction]) -> dict[str, UserFunction]:
+    """What an evaluated formula sees beside the table and formulaic's transforms."""
+    return {**SHIPPED, **context}
+
+
+def read(text: object, context: Mapping[str, UserFunction]) -> Reading:
+    """Check a formula and find the columns it uses, without evaluating any part of it.
+
+    Raises
+    ------
+    InvalidInput
+        If it is not a formula, is too large, or has anything beyond columns, numbers and known functions.
+    """
+    formula = _checked_text(text)
+    tokens = _tokens(formula)
+    tildes = [i for i, token in enumerate(tokens) if _kind(token) == "operator" and "~" in token.token]
+    if not tildes:
+        raise _no_response(formula)
+    if len(tildes) > 1 or tokens[tildes[0]].token.count("~") > 1:
+        raise refusal(formula, "more than one ~", "write the response before a single ~")
+    left, right = Uses(), Uses()
+    for uses, side in ((left, tokens[: tildes[0]]), (right, tokens[tildes[0] :])):
+        for token in side:
+            _read_token(token, formula, context, uses)
+        _require_few_terms(side, formula)
+    if not left.roles:
+        raise _no_response(formula)
+    if not {"name", "value", "python"} & {_kind(token) for token in tokens[tildes[0] + 1 :]}:
+        raise _nothing_on_the_right(formula)
+    _require_distinct(left, right, formula, context)
+    return Reading(formula, left.roles, right.roles, right.learns, frozenset(left.functions | right.functions))
+
+
+def parsed(reading: Reading, context: Mapping[str, UserFunction]) -> Any:
+    """Formulaic's parse of a formula that was read; its factors are read again before anything evaluates them.
+
+    Raises
+    ------
+    InvalidInput
+        If formulaic cannot parse it, or nothing is left on the right.
+    """
+    # formulaic takes half a second to import: only tables pay for it
+    from formulaic import Formula
+
+    try:
+        sides = Formula(reading.text)
+    except Exception as error:
+        # formulaic marks the place in colour on the lines that follow
+        reason = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else "correct the formula"
+        raise InvalidInput(
+            "formula", "a valid formula such as 'y ~ x + C(group)'", shown(reading.text), reason
+        ) from error
+    if not hasattr(sides, "lhs") or isinstance(sides.rhs, tuple):
+        raise refusal(reading.text, "parts beside a response and one right-hand side", "write y ~ x")
+    if not list(sides.rhs):
+        raise _nothing_on_the_right(reading.text)
+    for terms, known in ((sides.lhs, reading.response), (sides.rhs, reading.predictors)):
+        for factor in (factor for term in terms for factor in term.factors):
+            _reread(factor, reading.text, known, context)
+    return sides
+
+
+def _checked_text(text: object) -> str:
+    if not isinstance(text, str):
+        raise InvalidInput("formula", "text such as 'y ~ x'", type(text).__name__, "pass a string")
+    if len(text) > LIMITS.characters:
+        raise InvalidInput(
+            "formula", f"at most {LIMITS.characters} characters long", len(text), "use fewer or shorter column names"
+        )
+    odd = sorted({c for c in text if not c.isprintable() and c not in "\n\r\t"})
+    if odd:
+        raise refusal(text, f"the invisible character {odd[0]!r}", "retype the formula, or rename the column")
+    if re.search(r"(?<!\w)__", normalize("NFKC", text)):
+        raise refusal(text, "a name that begins with two underscores", "leave it out, or rename that column")
+    for sign in ("{", "}", "\\", "'''", '"""', "_formulaic"):
+        if sign in text:
+            raise refusal(text, sign, "use columns, numbers and functions only; rename columns that contain it")
+    depth = deepest = 0
+    for character in re.sub("`[^`]*`", "", text):
+        depth += (character in "([") - (character in ")]")
+        deepest = max(deepest, depth)
+    if deepest > LIMITS.brackets:
+        raise refusal(text, f"brackets more than {LIMITS.brackets} deep", "write the formula with fewer brackets")
+    return text
+
+
+def _tokens(text: str) -> list[Any]:
+    """The words of a formula, by the splitting that formulaic itself uses; it evaluates nothing."""
+    from formulaic.errors import FormulaicError
+    from formulaic.parser.algos.tokenize import tokenize
+
+    try:
+        return list(tokenize(text))
+    except FormulaicError as error:
+        reason = str(error).splitlines()[0].rstrip(".")[:200]
+        raise InvalidInput("formula", "a valid formula such as 'y ~ x + C(group)'", shown(text), reason) from error
+
+
+def _kind(token: Any) -> str:
+    return str(token.kind.value)
+
+
+def _read_token(token: Any, formula: str, context: Mapping[str, UserFunction], uses: Uses) -> None:
+    text = str(token.token)
+    match _kind(token):
+        case "operator":
+            if "|" in text:
+                raise InvalidInput(
+                    "formula", "one with a single right-hand side", shown(formula), "write + where there is a |"
+                )
+            if text != "in" and _SYMBOLS.sub("", text):
+                raise refusal(formula, f"the sign {text[:20]}", "use + - : * / ** and brackets between columns")
+        case "context":
+            if text in "[]":
+                raise refusal(formula, text, "write round brackets")
+        case "value":
+            if text == ".":
+                raise refusal(formula, "the sign .", "write the columns out, with + between them")
+            if not _NUMBER.fullmatch(text):
+                raise refusal(formula, text[:40], "write text only inside a function, as in C(x, contr.treatment('a'))")
+            uses.beside.add(text)
+        case "name":
+            uses.column(text, "term")
+        case _:
+            CallReader(formula, context, uses).read(text)
+
+
+def _reread(factor: Any, formula: str, known: Iterable[str], context: Mapping[str, UserFunction]) -> None:
+    """Check what formulaic is going to evaluate, whatever it made of the text."""
+    uses, method = Uses(), str(factor.eval_method.value)
+    if method == "python":
+        CallReader(formula, context, uses).read(factor.expr)
+    elif method == "lookup":
+        uses.column(factor.expr, "term")
+    elif not _NUMBER.fullmatch(factor.expr):
+        raise refusal(formula, factor.expr[:40], "write columns, numbers and functions")
+    if set(uses.roles) - set(known):
+        raise refusal(formula, factor.expr[:40], "write it more simply")
+
+
+def _no_response(formula: str) -> InvalidInput:
+    return InvalidInput(
+        "formula", "one with a response, such as 'y ~ x'", shown(formula), "write the response before a ~"
+    )
+
+
+def _nothing_on_the_right(formula: str) -> InvalidInput:
+    return InvalidInput(
+        "formula", "one with something on the right of the ~", shown(formula), "write y ~ 1 for an intercept only"
+    )
+
+
+def _require_few_terms(tokens: list[Any], formula: str) -> None:
+    symbols: deque[str] = deque()
+    for token in tokens:
+        if _kind(token) == "operator" and token.token != "in":
+            symbols.extend(s for s in _SYMBOLS.findall(token.token) if s != "~")
+        else:
+            symbols.append(token.token if _kind(token) in {"operator", "context", "value"} else "column")
+    if _expansion(symbols, formula) > LIMITS.terms:
+        raise refusal(formula, f"more than {LIMITS.terms} terms when written out", "cross fewer columns")
+
+
+def _expansion(symbols: deque[str], formula: str, above: int = 0) -> int:
+    """An upper bound on the number of terms, found before formulaic writes them out."""
+    while symbols and symbols[0] in {"+", "-"}:
+        symbols.popleft()
+    if not symbols:
+        return 0
+    count = 1
+    if symbols.popleft() == "(":
+        count = _expansion(symbols, formula)
+        if symbols and symbols[0] == ")":
+            symbols.popleft()
+    while symbols and _BINDING.get(symbols[0], 0) > above:
+        sign = symbols.popleft()
+        if sign in {"**", "^"}:
+            power = symbols.popleft() if symbols else ""
+            if not power.isdecimal() or int(power) > LIMITS.power or (symbols and symbols[0] in {"**", "^"}):
+                raise refusal(
+                    formula, f"a power other than a whole number up to {LIMITS.power}", "write I(x**2) for a square"
+                )
+            count **= int(power)
+        else:
+            other = _expansion(symbols, formula, _BINDING[sign])
+            count = count + other if sign in {"+", "-"} else (count + 1) * (other + 1)
+        count = min(count, LIMITS.terms + 1)
+    return count
+
+
+def _require_distinct(left: Uses, right: Uses, formula: str, context: Mapping[str, UserFunction]) -> None:
+    """Refuse columns that would hide a function, or that formulaic could not tell apart inside one."""
+    columns = {*left.roles, *right.roles}
+    hidden = columns & {name.partition(".")[0] for name in left.functions | right.functions}
+    if hidden:
+        raise refusal(formula, f"{min(hidden)!r} as a column and as a function", "rename the column")
+    for uses in (left, right):
+        # formulaic takes terms that read alike for the same
+        same = {name for name, roles in uses.roles.items() if "term" in roles} & uses.beside
+        if same:
+            raise refusal(formula, f"the column {min(same)[:40]!r}, which reads like another term", "rename the column")
+    aliases = [*left.aliases.items(), *right.aliases.items()]
+    for alias, quoted in aliases:
+        if alias in {*columns, *context} or any(alias == other and quoted != name for other, name in aliases):
+            raise alike(formula, quoted)
