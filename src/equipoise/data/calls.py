@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import ast
-import math
-import operator
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from keyword import iskeyword
 from unicodedata import normalize
 
 from equipoise.checks import shown
 from equipoise.data.grammar import CONTRASTS, FUNCTIONS, LIMITS, MOMENTS, Argument, Function, UserFunction
+from equipoise.data.wording import brief
+from equipoise.data.written import ARITHMETIC, DESCRIBED, constant, depth, is_flag, is_written, mentions, quotes, width
 from equipoise.errors import InvalidInput
 
 __all__ = ["CallReader", "Uses", "alike", "refusal"]
 
-_ARITHMETIC: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-_EXTRAPOLATIONS = ("raise", "clip", "na", "zero", "extend")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 _REMEDY = "use columns, numbers, + - * / **, comparisons and the functions of eq.data.table"
 
@@ -41,12 +32,15 @@ def refusal(formula: str, what: str, remedy: str) -> InvalidInput:
 
 def alike(formula: str, name: str) -> InvalidInput:
     """The error for columns that formulaic could not tell apart inside functions."""
-    return refusal(formula, f"columns too alike inside a function, such as `{name[:40]}`", "rename one of them")
+    return refusal(formula, f"columns too alike inside a function, such as `{brief(name, 40)}`", "rename one of them")
 
 
 @dataclass
 class Uses:
-    """What was found so far on one side of a formula; `beside` are the terms that are not columns, as written."""
+    """What was found so far on one side of a formula; `beside` are the terms that are not columns, as written.
+
+    `width` is how many columns the last call makes, as far as its text says.
+    """
 
     roles: dict[str, frozenset[str]] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
@@ -54,6 +48,7 @@ class Uses:
     beside: set[str] = field(default_factory=lambda: {"1"})
     learns: dict[str, str] = field(default_factory=dict)
     mentions: int = 0
+    width: int = 1
 
     def column(self, name: str, role: str) -> None:
         """Note that a column is used."""
@@ -86,7 +81,7 @@ class CallReader:
         if twice and len(self.uses.learns) > learns:
             # formulaic draws a random name for the second of two equal backticked columns, and forgets what it learnt
             raise self._refused(
-                f"`{twice[0][:40]}` twice in a function that learns from the table", "rename that column"
+                f"`{brief(twice[0], 40)}` twice in a function that learns from the table", "rename that column"
             )
         for alias, name in self.aliases.items():
             # formulaic files what calls learn under the alias
@@ -101,10 +96,10 @@ class CallReader:
                 node = ast.parse(code.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise InvalidInput(
-                "formula", "a valid formula such as 'y ~ x + C(group)'", f"{source[:80]} in {shown(self.formula)}",
+                "formula", "a valid formula such as 'y ~ x + C(group)'", f"{brief(source)} in {shown(self.formula)}",
                 "correct this part",
             ) from error  # fmt: skip
-        if _depth(node) > LIMITS.depth:
+        if depth(node) > LIMITS.depth:
             raise self._refused("an expression of too many parts", "compute that column before")
         return node
 
@@ -144,9 +139,11 @@ class CallReader:
         if function.alone and not outermost:
             raise self._refused(f"{name}(...) inside another function", f"let {name}(...) stand alone")
         given = self._bound(name, function, node)
+        if outermost:
+            self.uses.width = width(name, given)
         for parameter, value in given.items():
             self._argument(function.parameters[parameter], value)
-            if function.learns and any(_quotes(part) for part in ast.walk(value)):
+            if function.learns and any(quotes(part) for part in ast.walk(value)):
                 # formulaic evaluates the argument once more, without the table that Q() looks into
                 raise self._refused(f"Q(...) inside {name}(...)", "write the column in backticks there")
         raw = given.get("raw")
@@ -158,7 +155,7 @@ class CallReader:
         if any(k.arg is None or k.arg.startswith("_") for k in node.keywords):
             raise self._refused(f"** in {name}(...)", "write the arguments out")
         for value in (*node.args, *(k.value for k in node.keywords)):
-            if not _is_flag(value) and not self._text(value):
+            if not is_flag(value) and not self._text(value):
                 self._data(value)
 
     def _bound(self, name: str, function: Function, node: ast.Call) -> dict[str, ast.expr]:
@@ -193,52 +190,23 @@ class CallReader:
             case "contrast":
                 self._contrast(node)
             case _:
-                if not self._is_literal(kind, node):
-                    raise self._refused(f"{ast.unparse(node)[:40]} as an argument", f"write {_DESCRIBED[kind]} there")
-
-    def _is_literal(self, kind: Argument, node: ast.expr) -> bool:
-        """Whether an argument that must be written out is."""
-        number = _constant(node)
-        whole = isinstance(number, int)
-        match kind:
-            case "count":
-                return whole and 0 <= _known(number) <= LIMITS.count
-            case "degree":
-                return whole and 0 <= _known(number) <= LIMITS.degree
-            case "shift":
-                return whole and abs(_known(number)) <= LIMITS.count
-            case "number":
-                return number is not None
-            case "flag":
-                return _is_flag(node)
-            case "flag or number":
-                return _is_flag(node) or number is not None
-            case "word":
-                return isinstance(node, ast.Constant) and node.value in _EXTRAPOLATIONS
-            case "literal":
-                return _is_flag(node) or number is not None or self._text(node)
-            case "literals":
-                return _is_list(node, lambda item: self._is_literal("literal", item))
-            case "numbers":
-                return _is_list(node, lambda item: _constant(item) is not None)
-            case "matrix":
-                return _is_list(node, lambda item: self._is_literal("numbers", item))
-            case "constraints":
-                return (isinstance(node, ast.Constant) and node.value == "center") or self._is_literal("matrix", node)
-        return False
+                if not is_written(kind, node, self._text):
+                    raise self._refused(
+                        f"{brief(ast.unparse(node), 40)} as an argument", f"write {DESCRIBED[kind]} there"
+                    )
 
     def _data(self, node: ast.expr) -> None:
         """An expression over columns."""
         match node:
             case ast.Name(id=name):
                 self.uses.column(self.aliases.get(name, name), "value")
-            case ast.Constant() if _constant(node) is not None:
+            case ast.Constant() if constant(node) is not None:
                 return
             case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):
                 self._data(operand)
             case ast.BinOp(op=ast.Pow()):
                 self._power(node)
-            case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in ARITHMETIC:
                 self._data(left)
                 self._data(right)
             case ast.Compare(left=left, ops=[op], comparators=[right]) if isinstance(op, _COMPARISONS):
@@ -251,27 +219,27 @@ class CallReader:
             case ast.Attribute():
                 raise self._unknown(self._name(node), called=False)
             case _:
-                raise self._refused(ast.unparse(node)[:60], _REMEDY)
+                raise self._refused(brief(ast.unparse(node), 60), _REMEDY)
 
     def _power(self, node: ast.BinOp) -> None:
         """A power whose size is known to be small: nothing of a power of a power of constants."""
-        if _mentions(node.right):
+        if mentions(node.right):
             self._data(node.right)
         else:
-            exponent = _constant(node.right)
+            exponent = constant(node.right)
             if exponent is None or not abs(exponent) <= LIMITS.exponent:
                 raise self._refused(
-                    f"the power {ast.unparse(node)[:40]}", f"write a number up to {LIMITS.exponent} as exponent"
+                    f"the power {brief(ast.unparse(node), 40)}", f"write a number up to {LIMITS.exponent} as exponent"
                 )
-        if not _mentions(node.left) and any(isinstance(part, ast.Pow) for part in ast.walk(node.left)):
-            raise self._refused(f"the power {ast.unparse(node)[:40]}", "write the number out")
+        if not mentions(node.left) and any(isinstance(part, ast.Pow) for part in ast.walk(node.left)):
+            raise self._refused(f"the power {brief(ast.unparse(node), 40)}", "write the number out")
         self._data(node.left)
 
     def _contrast(self, node: ast.expr) -> None:
         name = self._name(node.func if isinstance(node, ast.Call) else node)
         if name not in CONTRASTS:
             known = ", ".join(c for c in CONTRASTS if c.startswith("contr."))
-            raise self._refused(f"the contrasts {ast.unparse(node)[:40]}", f"use one of {known}")
+            raise self._refused(f"the contrasts {brief(ast.unparse(node), 40)}", f"use one of {known}")
         self.uses.functions.add(name)
         if isinstance(node, ast.Call):
             for parameter, value in self._bound(name, CONTRASTS[name], node).items():
@@ -280,7 +248,7 @@ class CallReader:
     def _bare_column(self, node: ast.expr) -> str | None:
         if isinstance(node, ast.Name):
             return self.aliases.get(node.id, node.id)
-        if isinstance(node, ast.Call) and _quotes(node):
+        if isinstance(node, ast.Call) and quotes(node):
             self.uses.functions.add("Q")
             return self._column_text(self._bound("Q", FUNCTIONS["Q"], node)["variable"])
         return None
@@ -288,7 +256,7 @@ class CallReader:
     def _column_text(self, node: ast.expr) -> str:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and self._text(node):
             return node.value
-        raise self._refused(f"Q({ast.unparse(node)[:40]})", "write the column's name there, as in Q('my column')")
+        raise self._refused(f"Q({brief(ast.unparse(node), 40)})", "write the column's name there, as in Q('my column')")
 
     def _text(self, node: ast.expr) -> bool:
         """Whether the node is text; text that would not survive formulaic's quoting is refused."""
@@ -307,7 +275,7 @@ class CallReader:
                 return f"{root}.{attribute}"
             case ast.Attribute(attr=attribute) if attribute in MOMENTS:
                 return f"(...).{attribute}"
-        raise self._refused(ast.unparse(node)[:60], _REMEDY)
+        raise self._refused(brief(ast.unparse(node), 60), _REMEDY)
 
     def _unknown(self, name: str, *, called: bool) -> InvalidInput:
         root, _, attribute = name.rpartition(".")
@@ -316,82 +284,11 @@ class CallReader:
                 name, f"this would use the new data's {attribute} when predicting; use center(x) or scale(x)"
             )
         if root and root not in {"np", "contr"} and not called:
-            return self._refused(name, f"write a column whose name has a dot in backticks, as in `{name[:40]}`")
+            return self._refused(name, f"write a column whose name has a dot in backticks, as in `{brief(name, 40)}`")
         return self._refused(
-            f"the function {name[:40]}",
+            f"the function {brief(name, 40)}",
             "compute that column before, or pass a function of your own to eq.data.table as context={'f': f}",
         )
 
     def _refused(self, what: str, remedy: str) -> InvalidInput:
-        return refusal(self.formula, what if len(what) <= 80 else f"{what[:77]}...", remedy)
-
-
-_DESCRIBED: dict[str, str] = {
-    "count": f"a whole number up to {LIMITS.count}",
-    "degree": f"a whole number up to {LIMITS.degree}",
-    "shift": f"a whole number up to {LIMITS.count}",
-    "number": "a number",
-    "numbers": "a list of numbers",
-    "flag": "True or False",
-    "flag or number": "True, False or a number",
-    "word": f"one of {', '.join(_EXTRAPOLATIONS)}, in quotes",
-    "literal": "text or a number",
-    "literals": "a list of texts or numbers",
-    "matrix": "a list of lists of numbers",
-    "constraints": "'center' or a list of lists of numbers",
-}
-
-
-def _mentions(node: ast.AST) -> bool:
-    """Whether a column or a call occurs in an expression."""
-    return any(isinstance(part, (ast.Name, ast.Call)) for part in ast.walk(node))
-
-
-def _quotes(node: ast.AST) -> bool:
-    """Whether this is a call of `Q`."""
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Q"
-
-
-def _depth(node: ast.AST) -> int:
-    """How deep a tree is, found without recursion."""
-    depth, layer = 0, [node]
-    while layer:
-        depth, layer = depth + 1, [child for parent in layer for child in ast.iter_child_nodes(parent)]
-    return depth
-
-
-def _is_flag(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, bool)
-
-
-def _is_list(node: ast.expr, check: Callable[[ast.expr], bool]) -> bool:
-    return isinstance(node, (ast.List, ast.Tuple)) and bool(node.elts) and all(check(item) for item in node.elts)
-
-
-def _known(number: float | None) -> float:
-    return math.inf if number is None else number
-
-
-def _constant(node: ast.expr) -> float | None:
-    """The value of arithmetic on written numbers, without powers; None for anything else."""
-    match node:
-        case ast.Constant(value=bool()):
-            return None
-        case ast.Constant(value=int() | float() as value):
-            return (
-                value if abs(value) <= LIMITS.integer or (isinstance(value, float) and math.isfinite(value)) else None
-            )
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            inner = _constant(operand)
-            return None if inner is None else -inner
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _constant(operand)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            one, other = _constant(left), _constant(right)
-            if one is None or other is None:
-                return None
-            try:
-                return _ARITHMETIC[type(op)](one, other)
-            except (ArithmeticError, ValueError):
-                return None
-    return None
+        return refusal(self.formula, brief(what), remedy)

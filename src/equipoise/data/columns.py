@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
@@ -12,19 +11,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.data.grammar import LIMITS
+from equipoise.data.wording import brief, listed
 from equipoise.errors import EquipoiseWarning, InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["KINDS", "MOST_LEVELS", "Column", "Kind", "Level", "column_values", "learnt", "listed", "numbers"]
+__all__ = ["KINDS", "Column", "Kind", "Level", "column_values", "learnt", "numbers"]
 
 # str, bool, int, float, Timestamp or Interval
 Level: TypeAlias = Any
 Kind = Literal["number", "whole", "flag", "category", "date", "text"]
 KINDS: tuple[str, ...] = get_args(Kind)
-# more levels make more columns than any model here can take, and may fill the memory
-MOST_LEVELS = 10_000
 
 _WORDS: dict[str, str] = {
     "number": "numbers",
@@ -43,21 +42,14 @@ class Column:
     Attributes
     ----------
     kind
-        How its values enter: `number` (dates and truth values included, where they are computed with), `whole` and
-        `flag` (kept as they are, because they are levels), `category`, `date` (days since 1970) or `text` (hashed).
+        How its values enter: `number`, `whole` and `flag` (whole numbers and truth values that are levels),
+        `category`, `date` (as days since 1970) or `text` (that is hashed).
     levels
         The levels in the order in which they are coded, where it has any.
     """
 
     kind: Kind
     levels: tuple[Level, ...] | None = None
-
-
-def listed(values: Iterable[object], most: int = 6) -> str:
-    """A few values in a message, and how many there are beside."""
-    words = [str(v) if isinstance(v, (int, np.integer)) else repr(v) for v in values]
-    words = [w if len(w) <= 40 else f"{w[:37]}..." for w in words]
-    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def simplified(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
@@ -104,6 +96,8 @@ def _inferred(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
         return column.astype(np.int64)
     if found in {"datetime", "datetime64", "date"}:
         return _dates(name, column)
+    if found in {"timedelta", "timedelta64"}:
+        return _days(pd.to_timedelta(column))
     if all(isinstance(value, (Real, Decimal)) and not isinstance(value, bool) for value in column):
         return column.astype(np.float64)
     kinds = sorted({type(value).__name__ for value in column})
@@ -121,9 +115,7 @@ def _dates(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
         dates = pd.to_datetime(column.astype(object) if column.dtype == object else column, utc=True)
         return dates.dt.tz_localize(None).astype("datetime64[us]")
     except (ValueError, TypeError, OverflowError) as error:
-        raise InvalidInput(
-            name, "a column of dates", str(error).splitlines()[0][:200], "convert it with pd.to_datetime"
-        ) from error
+        raise InvalidInput(name, "a column of dates", brief(error, 200), "convert it with pd.to_datetime") from error
 
 
 def _days(times: pd.Series[Any]) -> pd.Series[Any]:
@@ -188,9 +180,9 @@ def _levels(name: str, simple: pd.Series[Any]) -> tuple[Level, ...]:
             stacklevel=2,
         )
     levels = [level for i, level in enumerate(found) if i in used]
-    if len(levels) > MOST_LEVELS:
+    if len(levels) > LIMITS.levels:
         raise InvalidInput(
-            name, f"at most {MOST_LEVELS} levels, each of which is a column", f"{len(levels)} levels",
+            name, f"at most {LIMITS.levels} levels, each of which is a column", f"{len(levels)} levels",
             f"group them, or write hashed({name}, levels=100)",
         )  # fmt: skip
     categorical = hasattr(simple, "cat")

@@ -12,7 +12,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.checks import shown
-from equipoise.data.columns import Column, Level, column_values, listed, numbers
+from equipoise.data.columns import Column, Level, column_values, numbers
 from equipoise.data.formula import Reading, functions_in_sight, parsed, read
 from equipoise.data.frames import as_frame, picked, require_complete, require_finite
 from equipoise.data.grammar import UserFunction
@@ -29,6 +29,7 @@ from equipoise.data.stored import (
     read_transforms,
     thawed,
 )
+from equipoise.data.wording import brief, listed
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ class Design:
         """
         if self.context:
             raise InvalidInput(
-                "context", "empty for a design to be saved", f"the functions {sorted(self.context)}"[:200],
+                "context", "empty for a design to be saved", f"the functions {listed(sorted(self.context))}",
                 "compute those columns before, and fit to them without context=",
             )  # fmt: skip
         levels = self.response_levels
@@ -197,7 +198,9 @@ class Design:
             columns=read_columns(record["columns"], reading.predictors),
             names=read_names(record["names"]),
             transforms=read_transforms(record["transforms"], reading.learns),
-            categories={factor: read_levels(known, f"factor {factor[:40]}") for factor, known in categories.items()},
+            categories={
+                factor: read_levels(known, f"factor {brief(factor, 40)}") for factor, known in categories.items()
+            },
             **_read_details(record),
         )
 
@@ -247,7 +250,7 @@ def evaluated(spec: Any, frame: pd.DataFrame, formula: str, context: Mapping[str
 
 
 def _reason(formula: str, error: BaseException) -> str:
-    return f"{shown(formula)}: {' '.join(str(error).split())[:300]}"
+    return f"{shown(formula)}: {brief(error, 300)}"
 
 
 def as_numbers(matrix: pd.DataFrame, formula: str) -> pd.DataFrame:
@@ -284,7 +287,7 @@ def learnt_encoding(reading: Reading, spec: Any) -> dict[str, Any]:
         "names": names,
         "transforms": {call: frozen(function, state[call]) for call, function in reading.learns.items()},
         "categories": {
-            str(factor): tuple(kept["categories"])
+            str(factor): tuple(v.item() if isinstance(v, np.generic) else v for v in kept["categories"])
             for factor, (_, kept) in spec.encoder_state.items()
             if "categories" in kept
         },

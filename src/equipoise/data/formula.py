@@ -6,6 +6,7 @@ allow-list (`equipoise.data.grammar`), and what formulaic then made of it is wal
 
 from __future__ import annotations
 
+import math
 import re
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 from typing import Any
 from unicodedata import normalize
 
+import numpy as np
+
 from equipoise.checks import shown
 from equipoise.data.calls import CallReader, Uses, alike, refusal
+from equipoise.data.columns import Column
 from equipoise.data.grammar import LIMITS, SHIPPED, UserFunction
+from equipoise.data.wording import brief
 from equipoise.errors import InvalidInput
 
-__all__ = ["Reading", "functions_in_sight", "parsed", "read"]
+__all__ = ["Reading", "functions_in_sight", "parsed", "read", "require_room"]
 
 _NUMBER = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
 _SYMBOLS = re.compile(r"\*\*|[~+\-*/:^]")
@@ -61,7 +66,16 @@ class Reading:
 
 def functions_in_sight(context: Mapping[str, UserFunction]) -> dict[str, UserFunction]:
     """What an evaluated formula sees beside the table and formulaic's transforms."""
-    return {**SHIPPED, **context}
+    from formulaic.transforms import C
+
+    def coded(data: Any, *arguments: Any, **options: Any) -> object:
+        import pandas as pd
+
+        if len(pd.unique(np.asarray(data))) > LIMITS.levels:
+            raise ValueError(f"C() of more than {LIMITS.levels} levels")
+        return C(data, *arguments, **options)
+
+    return {**SHIPPED, "C": coded, **context}
 
 
 def read(text: object, context: Mapping[str, UserFunction]) -> Reading:
@@ -106,10 +120,8 @@ def parsed(reading: Reading, context: Mapping[str, UserFunction]) -> Any:
     try:
         sides = Formula(reading.text)
     except Exception as error:
-        # formulaic marks the place in colour on the lines that follow
-        reason = str(error).splitlines()[0].rstrip(".")[:200] if str(error) else "correct the formula"
         raise InvalidInput(
-            "formula", "a valid formula such as 'y ~ x + C(group)'", shown(reading.text), reason
+            "formula", "a valid formula such as 'y ~ x + C(group)'", shown(reading.text), _reason(error)
         ) from error
     if not hasattr(sides, "lhs") or isinstance(sides.rhs, tuple):
         raise refusal(reading.text, "parts beside a response and one right-hand side", "write y ~ x")
@@ -119,6 +131,38 @@ def parsed(reading: Reading, context: Mapping[str, UserFunction]) -> Any:
         for factor in (factor for term in terms for factor in term.factors):
             _reread(factor, reading.text, known, context)
     return sides
+
+
+def require_room(
+    sides: Any, reading: Reading, context: Mapping[str, UserFunction], known: Mapping[str, Column]
+) -> None:
+    """Raise if a formula would make more columns than a model can take, given the levels of the table's columns.
+
+    Raises
+    ------
+    InvalidInput
+        Saying how many.
+    """
+    total = sum(
+        math.prod(_width(factor, reading.text, context, known) for factor in term.factors) for term in sides.rhs
+    )
+    if total > LIMITS.columns:
+        raise InvalidInput(
+            "formula", f"one that makes at most {LIMITS.columns} columns", f"{shown(reading.text)}, which makes {total}",
+            "cross fewer columns, or group their levels",
+        )  # fmt: skip
+
+
+def _width(factor: Any, formula: str, context: Mapping[str, UserFunction], known: Mapping[str, Column]) -> int:
+    """How many columns a factor makes, at least."""
+    method, uses = str(factor.eval_method.value), Uses()
+    if method == "lookup":
+        column = known[factor.expr]
+        return len(column.levels or ()) if column.kind == "category" else 1
+    if method == "literal":
+        return 1
+    CallReader(formula, context, uses).read(factor.expr)
+    return uses.width * math.prod(len(known[n].levels or "1") for n, roles in uses.roles.items() if "coded" in roles)
 
 
 def _checked_text(text: object) -> str:
@@ -153,8 +197,14 @@ def _tokens(text: str) -> list[Any]:
     try:
         return list(tokenize(text))
     except FormulaicError as error:
-        reason = str(error).splitlines()[0].rstrip(".")[:200]
-        raise InvalidInput("formula", "a valid formula such as 'y ~ x + C(group)'", shown(text), reason) from error
+        raise InvalidInput(
+            "formula", "a valid formula such as 'y ~ x + C(group)'", shown(text), _reason(error)
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    # formulaic marks the place in colour on the lines that follow the first
+    return brief(str(error).split("\n\n")[0], 200).rstrip(".") or "correct the formula"
 
 
 def _kind(token: Any) -> str:
@@ -170,7 +220,7 @@ def _read_token(token: Any, formula: str, context: Mapping[str, UserFunction], u
                     "formula", "one with a single right-hand side", shown(formula), "write + where there is a |"
                 )
             if text != "in" and _SYMBOLS.sub("", text):
-                raise refusal(formula, f"the sign {text[:20]}", "use + - : * / ** and brackets between columns")
+                raise refusal(formula, f"the sign {brief(text, 20)}", "use + - : * / ** and brackets between columns")
         case "context":
             if text in "[]":
                 raise refusal(formula, text, "write round brackets")
@@ -178,7 +228,9 @@ def _read_token(token: Any, formula: str, context: Mapping[str, UserFunction], u
             if text == ".":
                 raise refusal(formula, "the sign .", "write the columns out, with + between them")
             if not _NUMBER.fullmatch(text):
-                raise refusal(formula, text[:40], "write text only inside a function, as in C(x, contr.treatment('a'))")
+                raise refusal(
+                    formula, brief(text, 40), "write text only inside a function, as in C(x, contr.treatment('a'))"
+                )
             uses.beside.add(text)
         case "name":
             uses.column(text, "term")
@@ -194,9 +246,9 @@ def _reread(factor: Any, formula: str, known: Iterable[str], context: Mapping[st
     elif method == "lookup":
         uses.column(factor.expr, "term")
     elif not _NUMBER.fullmatch(factor.expr):
-        raise refusal(formula, factor.expr[:40], "write columns, numbers and functions")
+        raise refusal(formula, brief(factor.expr, 40), "write columns, numbers and functions")
     if set(uses.roles) - set(known):
-        raise refusal(formula, factor.expr[:40], "write it more simply")
+        raise refusal(formula, brief(factor.expr, 40), "write it more simply")
 
 
 def _no_response(formula: str) -> InvalidInput:

@@ -10,7 +10,7 @@ import numpy as np
 
 from equipoise.arrays import Mask
 from equipoise.checks import nearest
-from equipoise.data.columns import listed
+from equipoise.data.wording import brief, listed
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def as_frame(data: object) -> pd.DataFrame:
             frame = data.to_pandas()  # type: ignore[attr-defined]
         except Exception as error:
             raise InvalidInput(
-                "data", "a table that converts to pandas", f"{type(error).__name__}: {_one_line(error)}",
+                "data", "a table that converts to pandas", f"{type(error).__name__}: {brief(error, 200)}",
                 "convert it to a pandas DataFrame first",
             ) from error  # fmt: skip
     if not isinstance(frame, pd.DataFrame):
@@ -61,7 +61,9 @@ def picked(frame: pd.DataFrame, names: Collection[str], argument: str = "formula
     known = [str(c) for c in frame.columns]
     absent = [name for name in names if name not in known]
     if absent:
-        close = [f"for {name[:30]!r} {hint[:60]}" for name in absent[:3] if (hint := nearest(name, known))]
+        close = [
+            f"for {brief(repr(name), 30)} {brief(hint, 60)}" for name in absent[:3] if (hint := nearest(name, known))
+        ]
         raise InvalidInput(
             argument,
             f"made of columns of the table, {listed(known)}",
@@ -117,7 +119,7 @@ def require_finite(matrix: pd.DataFrame) -> None:
         return
     first = int(np.flatnonzero(bad.any(axis=0))[0])
     infinite = bool(np.isinf(values[:, first]).any())
-    term, where = str(matrix.columns[first])[:80], matrix.index[bad[:, first]]
+    term, where = brief(matrix.columns[first]), matrix.index[bad[:, first]]
     remedy = "change or leave out those rows, or change the term"
     if _lagged([term]).any():
         remedy = "pass missing='drop' to leave out the rows that lag() has no value for"
@@ -137,7 +139,3 @@ def without_lagged(*matrices: pd.DataFrame) -> Mask:
 
 def _lagged(names: Collection[Any]) -> Mask:
     return np.array([re.search(r"(?<!\w)lag\(", str(name)) is not None for name in names], dtype=bool)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

@@ -64,7 +64,9 @@ class Limits:
     characters: int = 10_000
     brackets: int = 20
     depth: int = 50
-    terms: int = 5_000
+    terms: int = 20_000
+    columns: int = 20_000
+    levels: int = 10_000
     power: int = 10
     exponent: int = 20
     integer: int = 2**63 - 1

@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from equipoise.checks import shown
-from equipoise.data.columns import KINDS, MOST_LEVELS, Column, Level
-from equipoise.data.grammar import FUNCTIONS
+from equipoise.data.columns import KINDS, Column, Level
+from equipoise.data.grammar import FUNCTIONS, LIMITS
+from equipoise.data.wording import brief
 from equipoise.errors import InvalidInput
 
 __all__ = [
@@ -87,12 +88,12 @@ def read_transforms(value: object, calls: Mapping[str, str]) -> dict[str, dict[s
 
 
 def _read_state(value: object, keys: tuple[str, ...], call: str) -> dict[str, Learnt]:
-    state = _mapping(f"state of {call[:40]}", value)
+    state = _mapping(f"state of {brief(call, 40)}", value)
     if set(state) != set(keys):
-        raise damaged(f"state of {call[:40]}", f"made of {', '.join(keys)}", sorted(state))
+        raise damaged(f"state of {brief(call, 40)}", f"made of {', '.join(keys)}", sorted(state))
     for key in keys:
         if not _STATE[key](state[key]):
-            raise damaged(f"{key} in {call[:40]}", "as it was saved", state[key])
+            raise damaged(f"{key} in {brief(call, 40)}", "as it was saved", state[key])
     return {key: float(state[key]) if type(state[key]) is int else state[key] for key in keys}
 
 
@@ -103,12 +104,12 @@ def _is_number(value: object) -> bool:
 
 
 def _is_row(value: object) -> bool:
-    return isinstance(value, list) and 0 < len(value) <= MOST_LEVELS and all(type(v) is float for v in value)
+    return isinstance(value, list) and 0 < len(value) <= LIMITS.levels and all(type(v) is float for v in value)
 
 
 def _is_matrix(value: object) -> bool:
     rows = value if isinstance(value, list) else []
-    return 0 < len(rows) <= MOST_LEVELS and all(_is_row(row) and len(row) == len(rows[0]) for row in rows)
+    return 0 < len(rows) <= LIMITS.levels and all(_is_row(row) and len(row) == len(rows[0]) for row in rows)
 
 
 def _or_none(check: Callable[[object], bool]) -> Callable[[object], bool]:
@@ -176,8 +177,8 @@ def _read_level(value: object, depth: int = 0) -> Level:
 
 def read_levels(value: object, part: str) -> tuple[Level, ...]:
     """A list of different levels, from JSON."""
-    if not isinstance(value, list) or not 0 < len(value) <= MOST_LEVELS:
-        raise damaged(part, f"a list of 1 to {MOST_LEVELS} levels", value)
+    if not isinstance(value, list) or not 0 < len(value) <= LIMITS.levels:
+        raise damaged(part, f"a list of 1 to {LIMITS.levels} levels", value)
     levels = tuple(_read_level(v) for v in value)
     if len(set(levels)) != len(levels):
         raise damaged(part, "a list of different levels", value)
@@ -199,7 +200,7 @@ def read_columns(value: object, expected: Mapping[str, object]) -> dict[str, Col
 
 
 def _read_column(name: str, value: object) -> Column:
-    part = f"column {name[:40]!r}"
+    part = f"column {brief(name, 40)!r}"
     given = _mapping(part, value)
     if set(given) != {"kind", "levels"} or given["kind"] not in KINDS:
         raise damaged(part, f"one of {', '.join(KINDS)}, with its levels", value)

@@ -14,11 +14,12 @@ import numpy as np
 from equipoise.arrays import Mask
 from equipoise.checks import shown
 from equipoise.data.arrays import Rows, rows
-from equipoise.data.columns import Column, Level, column_values, learnt, listed, numbers
+from equipoise.data.columns import Column, Level, column_values, learnt, numbers
 from equipoise.data.design import Design, as_numbers, evaluated, learnt_encoding, vector
-from equipoise.data.formula import Reading, parsed, read
+from equipoise.data.formula import Reading, parsed, read, require_room
 from equipoise.data.frames import as_frame, incomplete, picked, require_complete, require_finite, without_lagged
 from equipoise.data.grammar import UserFunction, user_functions
+from equipoise.data.wording import brief, listed
 from equipoise.errors import EquipoiseWarning, InvalidInput
 
 if TYPE_CHECKING:
@@ -41,14 +42,13 @@ def read_table(path: str | Path) -> pd.DataFrame:
     suffix = file.suffix.lower()
     if suffix not in {".csv", ".tsv", ".txt", ".parquet", ".pq"}:
         raise InvalidInput(
-            "data", "a file ending in .csv, .tsv, .txt, .parquet or .pq", file.name[:80], "convert the file"
+            "data", "a file ending in .csv, .tsv, .txt, .parquet or .pq", brief(file.name), "convert the file"
         )
     try:
         return _parsed_file(file)
     except Exception as error:  # a damaged file makes the readers raise almost anything
-        reason = " ".join(str(error).split())[:200]
         raise InvalidInput(
-            "data", "a readable table", f"{file.name[:80]}: {reason}", "check the file's format"
+            "data", "a readable table", f"{brief(file.name)}: {brief(error, 200)}", "check the file's format"
         ) from error
 
 
@@ -124,7 +124,7 @@ def table(
     >>> table(frame, "y ~ g").names
     ('Intercept', 'g[T.b]')
     """
-    if missing not in {"raise", "drop"}:
+    if missing not in ("raise", "drop"):
         raise InvalidInput("missing", "'raise' or 'drop'", shown(missing), "choose one of the two")
     functions = user_functions(context)
     reading = read(formula, functions)
@@ -132,6 +132,7 @@ def table(
     frame = as_frame(read_table(data) if isinstance(data, (str, Path)) else data)
     part = _taking_part(picked(frame, reading.columns), _beside(frame, weights, offset), missing, reading)
     values, known, response_levels = _typed(part.chosen, reading)
+    require_room(sides, reading, functions, known)
     matrices = evaluated(sides, values, formula, functions)
     left, right, part = _finite_sides(matrices, part, missing, reading)
     if part.dropped:
