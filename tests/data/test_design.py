@@ -79,6 +79,7 @@ FORMULAS = [
     "y ~ bs(x, df=4):g + poly(z, 2)*h + scale(x):C(k)",
     "y ~ (center(x) + scale(z) + g)**2 + cr(x, df=3, constraints='center'):C(t)",
     "center(y) ~ center(x)",
+    "y ~ x + center(z) + C(k) - center(z) - scale(x) - C(k)",
 ]
 
 
@@ -111,6 +112,13 @@ def test_designs_with_functions_of_the_users_pickle_and_copy(frame) -> None:
     design = eq.data.table(frame, "y ~ wave(x)", context={"wave": np.sin}).design
     for twin in (pickle.loads(pickle.dumps(design)), copy.deepcopy(design)):
         pd.testing.assert_frame_equal(twin.encode(frame)[0], design.encode(frame)[0], check_exact=True)
+
+
+def test_columns_of_terms_taken_away_are_not_asked_for(frame) -> None:
+    design = eq.data.table(frame, "y ~ x*g - g - x:g").design
+    assert list(design.columns) == ["x"]
+    assert design.encode(frame[["x"]])[0].shape == (N, 2)
+    assert eq.data.table(frame.drop(columns="z"), "y ~ x - z").dim == 2
 
 
 def test_designs_hold_numbers_and_no_rows(frame) -> None:

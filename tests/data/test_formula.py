@@ -428,6 +428,7 @@ def test_only_columns_are_in_sight(frame, name) -> None:
         ("x", "write the response before a ~"),
         ("", "write the response before a ~"),
         ("1 ~ x", "write the response before a ~"),
+        ("y - y ~ x", "write the response before a ~"),
     ],
 )
 def test_refusals_say_what_to_do(frame, formula, message) -> None:

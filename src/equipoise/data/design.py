@@ -13,7 +13,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.checks import shown
 from equipoise.data.columns import Column, Level, column_values, numbers
-from equipoise.data.formula import Reading, functions_in_sight, parsed, read
+from equipoise.data.formula import Reading, functions_in_sight, parsed
 from equipoise.data.frames import as_frame, picked, require_complete, require_finite
 from equipoise.data.grammar import UserFunction
 from equipoise.data.stored import (
@@ -100,26 +100,26 @@ class Design:
         InvalidInput
             If a column is absent or of another kind than when fitting, a value missing, or a level unseen.
         """
-        reading = read(self.formula, self.context)
+        sides, reading = parsed(self.formula, self.context)
         if set(reading.predictors) != set(self.columns):
             raise damaged("columns", "those of its formula", sorted(self.columns))
         given = as_frame(frame)
         chosen = picked(given, [*dict.fromkeys([*self.columns, *([] if self.offset is None else [self.offset])])])
         require_complete(chosen)
-        matrix = self._matrix(reading, chosen)
+        matrix = self._matrix(sides, chosen)
         require_finite(matrix)
         shift = self._shift(chosen, offset)
         series = None if shift is None else _series(shift, given.index, self.offset or "offset")
         return matrix.set_axis(given.index, axis=0), series
 
-    def _matrix(self, reading: Reading, chosen: pd.DataFrame) -> pd.DataFrame:
+    def _matrix(self, sides: Any, chosen: pd.DataFrame) -> pd.DataFrame:
         import pandas as pd
         from formulaic import ModelSpec
         from formulaic.parser.types import Factor
 
         values = {name: column_values(name, chosen[name], known) for name, known in self.columns.items()}
         spec = ModelSpec(
-            formula=parsed(reading, self.context).rhs,
+            formula=sides.rhs,
             output="pandas",
             transform_state={call: thawed(state) for call, state in self.transforms.items()},
             encoder_state={
@@ -188,8 +188,8 @@ class Design:
         record = loaded(text, _KEYS)
         if record["format"] != _FORMAT or isinstance(record["format"], bool):
             raise damaged("format", f"{_FORMAT}, the one this version reads", record["format"])
-        reading = read(record["formula"], {})
-        factors = {factor.expr for term in parsed(reading, {}).rhs for factor in term.factors}
+        sides, reading = parsed(record["formula"], {})
+        factors = {factor.expr for term in sides.rhs for factor in term.factors}
         categories = record["categories"]
         if not isinstance(categories, dict) or not set(categories) <= factors:
             raise damaged("categories", "of the factors in its formula", categories)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from unicodedata import normalize
@@ -44,7 +44,9 @@ class Reading:
     learns
         The calls on the right that learn numbers from the table, as formulaic writes them, with their function.
     functions
-        The functions that are called, on either side.
+        The functions that are written, on either side.
+    lags
+        Whether rows see their predecessors.
     """
 
     text: str
@@ -52,11 +54,7 @@ class Reading:
     predictors: dict[str, frozenset[str]]
     learns: dict[str, str]
     functions: frozenset[str]
-
-    @property
-    def lags(self) -> bool:
-        """Whether rows see their predecessors."""
-        return "lag" in self.functions
+    lags: bool
 
     @property
     def columns(self) -> list[str]:
@@ -103,33 +101,51 @@ def read(text: object, context: Mapping[str, UserFunction]) -> Reading:
     if not {"name", "value", "python"} & {_kind(token) for token in tokens[tildes[0] + 1 :]}:
         raise _nothing_on_the_right(formula)
     _require_distinct(left, right, formula, context)
-    return Reading(formula, left.roles, right.roles, right.learns, frozenset(left.functions | right.functions))
+    return _reading(formula, left, right, frozenset(left.functions | right.functions))
 
 
-def parsed(reading: Reading, context: Mapping[str, UserFunction]) -> Any:
-    """Formulaic's parse of a formula that was read; its factors are read again before anything evaluates them.
+def _reading(formula: str, left: Uses, right: Uses, written: frozenset[str]) -> Reading:
+    lags = "lag" in left.functions | right.functions
+    return Reading(formula, left.roles, right.roles, right.learns, written, lags)
+
+
+def parsed(text: object, context: Mapping[str, UserFunction]) -> tuple[Any, Reading]:
+    """A formula by formulaic's parser, and what is left to use of it once terms were taken away.
+
+    The text is read before, and what formulaic made of it is read again: nothing unread is ever evaluated.
 
     Raises
     ------
     InvalidInput
-        If formulaic cannot parse it, or nothing is left on the right.
+        If either reading refuses it, formulaic cannot parse it, or a side is empty.
     """
+    first = read(text, context)
+    sides = _formulaic(first.text)
+    left, right = Uses(), Uses()
+    for terms, uses, known in ((sides.lhs, left, first.response), (sides.rhs, right, first.predictors)):
+        for factor in (factor for term in terms for factor in term.factors):
+            _read_factor(factor, first.text, context, uses)
+        if set(uses.roles) - set(known):
+            raise refusal(first.text, "something that reads in two ways", "write it more simply")
+    if not left.roles:
+        raise _no_response(first.text)
+    if not list(sides.rhs):
+        raise _nothing_on_the_right(first.text)
+    return sides, _reading(first.text, left, right, first.functions)
+
+
+def _formulaic(text: str) -> Any:
     # formulaic takes half a second to import: only tables pay for it
     from formulaic import Formula
 
     try:
-        sides = Formula(reading.text)
+        sides = Formula(text)
     except Exception as error:
         raise InvalidInput(
-            "formula", "a valid formula such as 'y ~ x + C(group)'", shown(reading.text), _reason(error)
+            "formula", "a valid formula such as 'y ~ x + C(group)'", shown(text), _reason(error)
         ) from error
     if not hasattr(sides, "lhs") or isinstance(sides.rhs, tuple):
-        raise refusal(reading.text, "parts beside a response and one right-hand side", "write y ~ x")
-    if not list(sides.rhs):
-        raise _nothing_on_the_right(reading.text)
-    for terms, known in ((sides.lhs, reading.response), (sides.rhs, reading.predictors)):
-        for factor in (factor for term in terms for factor in term.factors):
-            _reread(factor, reading.text, known, context)
+        raise refusal(text, "parts beside a response and one right-hand side", "write y ~ x")
     return sides
 
 
@@ -238,17 +254,15 @@ def _read_token(token: Any, formula: str, context: Mapping[str, UserFunction], u
             CallReader(formula, context, uses).read(text)
 
 
-def _reread(factor: Any, formula: str, known: Iterable[str], context: Mapping[str, UserFunction]) -> None:
+def _read_factor(factor: Any, formula: str, context: Mapping[str, UserFunction], uses: Uses) -> None:
     """Check what formulaic is going to evaluate, whatever it made of the text."""
-    uses, method = Uses(), str(factor.eval_method.value)
+    method = str(factor.eval_method.value)
     if method == "python":
         CallReader(formula, context, uses).read(factor.expr)
     elif method == "lookup":
         uses.column(factor.expr, "term")
     elif not _NUMBER.fullmatch(factor.expr):
         raise refusal(formula, brief(factor.expr, 40), "write columns, numbers and functions")
-    if set(uses.roles) - set(known):
-        raise refusal(formula, brief(factor.expr, 40), "write it more simply")
 
 
 def _no_response(formula: str) -> InvalidInput:

@@ -16,7 +16,7 @@ from equipoise.checks import shown
 from equipoise.data.arrays import Rows, rows
 from equipoise.data.columns import Column, Level, column_values, learnt, numbers
 from equipoise.data.design import Design, as_numbers, evaluated, learnt_encoding, vector
-from equipoise.data.formula import Reading, parsed, read, require_room
+from equipoise.data.formula import Reading, parsed, require_room
 from equipoise.data.frames import as_frame, incomplete, picked, require_complete, require_finite, without_lagged
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.wording import brief, listed
@@ -127,8 +127,7 @@ def table(
     if missing not in ("raise", "drop"):
         raise InvalidInput("missing", "'raise' or 'drop'", shown(missing), "choose one of the two")
     functions = user_functions(context)
-    reading = read(formula, functions)
-    sides = parsed(reading, functions)
+    sides, reading = parsed(formula, functions)
     frame = as_frame(read_table(data) if isinstance(data, (str, Path)) else data)
     part = _taking_part(picked(frame, reading.columns), _beside(frame, weights, offset), missing, reading)
     values, known, response_levels = _typed(part.chosen, reading)
