@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import time
 from dataclasses import replace
 
@@ -367,6 +368,35 @@ def test_the_guard_of_these_tests_works(frame, request) -> None:
         eq.data.table(frame, "y ~ log(x)")
 
 
+PIECES = [
+    *"yxzkg()[]{}~+-*/:^%|.,=<>`'\"#@\\ \n_", "**", "I(", "C(", "Q(", "bs(x, df=4)", "center(", "np.", "np.load(",
+    "contr.", "open('x')", "__import__('os')", ".system('x')", ".mean()", "lambda q: q", " for q in x", " if ", ":=",
+    "f'", "9**9",
+]  # fmt: skip
+
+
+def test_damaged_formulas_raise_nothing_else(frame, monkeypatch) -> None:
+    def reached(*arguments: object) -> None:
+        raise Reached(arguments)
+
+    monkeypatch.setattr("os.system", reached)
+    monkeypatch.setattr(np, "load", reached)
+    monkeypatch.setattr("builtins.open", reached)
+    draw = random.Random(0)
+    messages = []
+    for _ in range(1000):
+        formula = draw.choice(GOOD + HOSTILE)[:300]
+        for _ in range(draw.randint(1, 3)):
+            at = draw.randint(0, len(formula))
+            formula = formula[:at] + draw.choice(PIECES) + formula[at + draw.randint(0, 3) :]
+        try:
+            eq.data.table(frame, formula)
+        except eq.InvalidInput as error:
+            messages.append(str(error))
+    assert 800 < len(messages) < 1000
+    assert all(message.isprintable() and len(message) < 1000 for message in messages)
+
+
 @pytest.mark.usefixtures("never_run")
 @pytest.mark.parametrize("formula", HOSTILE[::7], ids=range(0, len(HOSTILE), 7))
 def test_stored_formulas_are_read_as_strictly(frame, formula) -> None:
@@ -476,7 +506,7 @@ def test_what_is_learnt_under_a_drawn_name_is_refused(frame) -> None:
     with pytest.raises(eq.InvalidInput, match="`my col` twice in a function that learns"):
         eq.data.table(frame, "y ~ center(`my col` + `my col`)")
     with pytest.raises(eq.InvalidInput, match="`my col` twice in a function that learns"):
-        eq.data.table(frame, "y ~ I(`my col` * center(`my col`))")
+        eq.data.table(frame, "y ~ center(`my col`) + I(`my col` * center(`my col`))")
     assert eq.data.table(frame, "y ~ center(`my col`) + scale(`my col`)").dim == 3
 
 

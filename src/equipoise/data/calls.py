@@ -58,12 +58,16 @@ class Uses:
 
 @dataclass
 class CallReader:
-    """Reads one call of a formula; `aliases` are its backticked columns by the names formulaic gives them."""
+    """Reads one call of a formula.
+
+    `aliases` are its backticked columns by the names formulaic gives them, `learns` whether it learns from the table.
+    """
 
     formula: str
     context: Mapping[str, UserFunction]
     uses: Uses
     aliases: dict[str, str] = field(default_factory=dict)
+    learns: bool = False
 
     def read(self, source: str) -> None:
         """Check one call, such as `C(x, contr.sum)`, and note what it uses."""
@@ -72,13 +76,13 @@ class CallReader:
         node = self._tree(source)
         if not isinstance(node, ast.Call):
             raise self._refused(source, _REMEDY)
-        mentions, learns = self.uses.mentions, len(self.uses.learns)
+        mentions = self.uses.mentions
         self._call(node, outermost=True)
         self.uses.beside.add(ast.unparse(node))
         if self.uses.mentions == mentions:
             raise self._refused(source, "use a column in it")
         twice = [name for name in self.aliases.values() if source.count(f"`{name}`") > 1]
-        if twice and len(self.uses.learns) > learns:
+        if twice and self.learns:
             # formulaic draws a random name for the second of two equal backticked columns, and forgets what it learnt
             raise self._refused(
                 f"`{brief(twice[0], 40)}` twice in a function that learns from the table", "rename that column"
@@ -148,6 +152,7 @@ class CallReader:
                 raise self._refused(f"Q(...) inside {name}(...)", "write the column in backticks there")
         raw = given.get("raw")
         if function.learns and not (isinstance(raw, ast.Constant) and raw.value is True):
+            self.learns = True
             self.uses.learns[ast.unparse(node)] = name
 
     def _user_call(self, name: str, node: ast.Call) -> None:
