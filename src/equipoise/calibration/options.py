@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypedDict, TypeVar, cast
@@ -26,6 +26,7 @@ class Reading:
     weights: object = None
     offset: object = None
     missing: str = "raise"
+    context: Mapping[str, Callable[..., object]] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class PlanOptions(TypedDict, total=False):
     weights: object
     offset: object
     missing: str
+    context: Mapping[str, Callable[..., object]] | None
     batch_size: int | str
     momentum: float
     inverse_temperature: float

@@ -71,7 +71,7 @@ def _separator(file: Path) -> str:
 
 
 def table(
-    data: pd.DataFrame | str | Path,
+    data: object,
     formula: str,
     *,
     weights: Any = None,
