@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
-from equipoise.calibration.options import CalibrateOptions, Length, Moves, Reading, Running, options_of
+from equipoise.calibration.options import CalibrateOptions, Length, Moves, Reading, Running, Tuned, options_of, takes
 from equipoise.calibration.planning import Plan, make_plan
 from equipoise.checks import one_of, probability
 from equipoise.data.arrays import rows
@@ -210,6 +210,7 @@ class Calibration:
         return save(self, Path(path))
 
 
+@takes(Reading, Moves, Length, Tuned, Running)
 @checked
 def calibrate(
     model: Model | Problem,

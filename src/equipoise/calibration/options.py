@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,9 +14,10 @@ from equipoise.checks import is_number, nearest, shown, whole
 from equipoise.errors import InvalidInput
 from equipoise.theory.dynamics import Dynamics
 
-__all__ = ["CalibrateOptions", "Length", "Moves", "PlanOptions", "Reading", "Running", "options_of"]
+__all__ = ["CalibrateOptions", "Length", "Moves", "PlanOptions", "Reading", "Running", "Tuned", "options_of", "takes"]
 
 Group = TypeVar("Group")
+F = TypeVar("F", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,13 @@ class Moves:
                 raise InvalidInput("batch_size", "'auto' or a whole number", repr(size), "use 'auto'")
             size = min(n, max(8, min(n // 20, 1000)))
         return Dynamics(size, self.momentum, self.inverse_temperature, self.replacement)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """On which rows the step matrix is tuned: all, or so many random ones."""
+
+    tuning_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,25 @@ class CalibrateOptions(PlanOptions, total=False):
     checkpoint: str | Path | None
     threads: int | None
     storage: str
+
+
+def takes(*groups: type) -> Callable[[F], F]:
+    """Show the options of the groups in a function's signature, with their defaults, in place of `**options`."""
+
+    def shown_by(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        names = {p.name for p in own}
+        more = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+            for group in groups
+            for f in fields(group)
+            if f.name not in names
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return function
+
+    return shown_by
 
 
 def options_of(group: type[Group], options: Mapping[str, object], known: type, **given: object) -> Group:

@@ -11,7 +11,7 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equipoise.calibration.options import Length, Moves, PlanOptions, Reading, options_of
+from equipoise.calibration.options import Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
 from equipoise.checks import whole
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
@@ -141,6 +141,7 @@ class Plan:
         return "\n".join(lines)
 
 
+@takes(Reading, Moves, Length, Tuned)
 @checked
 def plan(
     model: Model | Problem,
