@@ -72,9 +72,7 @@ def bind(
         remedy = "make one with eq.glm(...), such as eq.glm('poisson'), or eq.Model(...)"
         raise InvalidInput("model", "a model or a bound problem", given, remedy)
     if data is None:
-        raise InvalidInput(
-            "data", "given with a model", "None (NoneType)", "pass (X, y), a table, or a problem from eq.bind"
-        )
+        raise InvalidInput("data", "given with a model", "None (NoneType)", "pass (X, y), a table, or a problem from eq.bind")
     return model.bind(_source(data, formula, weights, offset, missing))
 
 
