@@ -130,15 +130,25 @@ def test_gaussian_scale_does_not_move_the_fit_without_a_prior(make_data) -> None
         np.testing.assert_allclose(eq.fit(model, (x, y)).params, expected, rtol=1e-10)
 
 
-def test_tuning_rows_fit_those_rows_and_weigh_the_prior_by_all(make_data) -> None:
-    x, y = make_data("poisson", n=400, dim=3)
-    data = eq.data.rows(x, y)
-    part = data.sample(100, seed=8)
-    found = eq.fit(eq.glm("poisson", prior_precision=20.0), data, tuning_rows=100, seed=8)
-    # (1/100) Σ ℓ + (1/400) R: the same minimiser as Σ ℓ + (100/400) R
-    np.testing.assert_allclose(found.params, newton("poisson", part.x, part.y, precision=5.0), atol=1e-9)
-    other = eq.fit(eq.glm("poisson", prior_precision=20.0), data, tuning_rows=100, seed=9)
-    assert np.abs(found.params - other.params).max() > 1e-3
+@families
+@pytest.mark.parametrize("rows", [30, 100])
+def test_tuning_rows_only_lead_the_way(family, rows, make_data, make_model) -> None:
+    data = make_data(family, n=400, dim=3)
+    model = make_model(family, prior_precision=2.0)
+    whole, led = eq.fit(model, data), eq.fit(model, data, tuning_rows=rows, seed=8)
+    np.testing.assert_allclose(led.params, whole.params, rtol=1e-9, atol=1e-11)
+    assert led.gradient_norm <= 1e-6
+    # a control: the rows themselves have another minimum
+    part = eq.bind(model, data).subsample(rows, seed=8)
+    assert np.abs(eq.fit(part).params - whole.params).max() > 1e-3
+
+
+@pytest.mark.parametrize("divergence", [None, eq.Beta(1.3), eq.Huber(), eq.StudentT()])
+def test_the_scale_is_that_of_all_rows(divergence, make_data) -> None:
+    model, data = eq.glm("gaussian", divergence=divergence), make_data("gaussian", n=500, dim=3)
+    whole, led = eq.fit(model, data), eq.fit(model, data, tuning_rows=60, seed=1)
+    assert led.constant == pytest.approx(whole.constant, rel=1e-8)
+    np.testing.assert_allclose(led.params, whole.params, rtol=1e-6, atol=1e-8)
 
 
 def test_gradient_norm_is_in_posterior_standard_deviations(make_data, make_model) -> None:

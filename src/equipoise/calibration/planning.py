@@ -174,7 +174,7 @@ def plan(
     momentum, inverse_temperature, replacement, proxy, structure
         See `eq.Dynamics` and `eq.tune`.
     tuning_rows
-        Fit and tune on this many random rows.
+        Tune the step matrix on this many random rows; the estimate is that of all rows.
     draws, thin, burn_in
         Override what `ess` and the predicted law would give.
 

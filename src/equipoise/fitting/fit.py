@@ -43,7 +43,8 @@ def fit(
     problem
         A bound problem, or a model and its data.
     tuning_rows
-        Fit on this many random rows instead of all (the offline subsample of the tuning procedure).
+        Look for the minimum on this many random rows first (the offline subsample of the tuning procedure). The result
+        is still the minimiser for all rows, with the same certificate: a few further passes polish it.
     seed
         Chooses those rows.
     max_iterations
@@ -71,18 +72,21 @@ def fit(
     """
     max_iterations = whole("max_iterations", max_iterations, 1, "100 is enough for most losses")
     seed = whole("seed", seed, 0, "pass an int")
-    if tuning_rows is not None:
-        problem = problem.subsample(tuning_rows, seed)
+    part = None if tuning_rows is None else problem.subsample(tuning_rows, seed)
     with np.errstate(over="ignore", invalid="ignore"):
-        result = _convex(problem, max_iterations) if problem.search.convex else _best(problem, restarts, max_iterations)
+        if problem.search.convex:
+            result = _convex(problem, max_iterations, part)
+        else:
+            result = _polished(problem, part, restarts, max_iterations)
     return replace(result, params=problem.layout.unflatten(result.theta))
 
 
-def _convex(problem: Problem, max_iterations: int) -> Fit:
-    """The minimum; for many rows, from that of a sample of them and with its Hessian, which saves most of the passes."""
-    if problem.source.n > 2 * _SAMPLE:
+def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) -> Fit:
+    """The minimum; for many rows, from that of a part of them and with its Hessian, which saves most of the passes."""
+    if part is None and problem.source.n > 2 * _SAMPLE:
+        part = problem.subsample(_SAMPLE, seed=0)
+    if part is not None:
         try:
-            part = problem.subsample(_SAMPLE, seed=0)
             start = _convex(part, max_iterations)
             there = part.at_constant(start.constant)
             rough = Rough(there.derivatives(start.theta, 2).hessian, there.search.yardstick(start.theta))
@@ -149,6 +153,17 @@ def _rescaled(problem: Problem, here: Problem, result: Fit) -> Fit:
     return replace(
         result, constant=constant, gradient_norm=result.gradient_norm * ratio, loss=result.loss * ratio * ratio
     )
+
+
+def _polished(problem: Problem, part: Problem | None, restarts: int | None, max_iterations: int) -> Fit:
+    """The lowest minimum; with a part of the rows, the one next to the lowest minimum of the part."""
+    if part is not None:
+        try:
+            start = _best(part, restarts, max_iterations).theta
+            return _settle(problem, start, descend, max_iterations)
+        except FitFailed:
+            pass  # a part may have no minimum where the whole has one
+    return _best(problem, restarts, max_iterations)
 
 
 def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
