@@ -24,6 +24,7 @@ class Reading:
 
     formula: str | None = None
     weights: object = None
+    frequency: object = None
     offset: object = None
     missing: str = "raise"
     context: Mapping[str, Callable[..., object]] | None = None
@@ -84,6 +85,7 @@ class PlanOptions(TypedDict, total=False):
 
     formula: str | None
     weights: object
+    frequency: object
     offset: object
     missing: str
     context: Mapping[str, Callable[..., object]] | None

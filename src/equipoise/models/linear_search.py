@@ -12,7 +12,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.linalg import symmetric, weighted_gram
-from equipoise.models.passes import predictor
+from equipoise.models.passes import counted, predictor, weighted
 from equipoise.models.problem import Relaxation
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class _StartPass:
         with np.errstate(all="ignore"):
             eta = self.family.link(middle)
         eta = np.where(np.isfinite(eta), eta, 0.0) - (0.0 if rows.offset is None else rows.offset)
-        w = np.ones(rows.n) if rows.weights is None else rows.weights
+        w = weighted(rows, rows.counts)
         return _StartSums(weighted_gram(rows.x, w), (w * eta) @ rows.x)
 
 
@@ -124,7 +124,7 @@ class LinearSearch:
 
 
 def _mean_response(rows: Rows) -> _Mean:
-    w = np.ones(rows.n) if rows.weights is None else rows.weights
+    w = weighted(rows, rows.counts)
     return _Mean(float(w.sum()), float(w @ rows.y))
 
 
@@ -135,7 +135,7 @@ class _Spread(NamedTuple):
 
     @staticmethod
     def of(rows: Rows) -> _Spread:
-        return _Spread(float(rows.n), rows.x.sum(axis=0), (rows.x**2).sum(axis=0))
+        return _Spread(float(rows.n), rows.counts @ rows.x, rows.counts @ rows.x**2)
 
     @staticmethod
     def over(problem: LinearProblem) -> Array:
@@ -161,7 +161,7 @@ def _trimmed(problem: LinearProblem, share: float, theta: Array) -> LinearProble
     here = problem.settled(theta)
     loss, family = here.model.loss, problem.model.family
     parts = list(problem.source.blocks())
-    floor = 1e-3 * max(sum(float(np.abs(rows.y).sum()) for rows in parts) / problem.source.n, 1e-3)
+    floor = 1e-3 * max(sum(float(counted(rows, np.abs(rows.y)).sum()) for rows in parts) / problem.source.n, 1e-3)
     surprise = np.concatenate(
         [
             loss.value(predictor(rows, theta), rows.y, loss.constants)
@@ -169,10 +169,12 @@ def _trimmed(problem: LinearProblem, share: float, theta: Array) -> LinearProble
             for rows in parts
         ]
     )
-    keep = np.zeros(surprise.size, dtype=bool)
-    keep[np.argsort(surprise)[: max(problem.dim + 1, int(share * surprise.size))]] = True
-    starts = np.cumsum([0, *(rows.n for rows in parts)])
-    kept = [rows.take(np.flatnonzero(keep[a:b])) for rows, a, b in zip(parts, starts[:-1], starts[1:], strict=True)]
+    order, counts = np.argsort(surprise), np.concatenate([rows.counts for rows in parts])
+    room = max(problem.dim + 1, int(share * problem.source.n))
+    times = np.empty(surprise.size)
+    times[order] = np.clip(room - (np.cumsum(counts[order]) - counts[order]), 0.0, counts[order])
+    starts = np.cumsum([0, *(rows.height for rows in parts)])
+    kept = [rows.counted(times[a:b]) for rows, a, b in zip(parts, starts[:-1], starts[1:], strict=True)]
     return replace(problem, source=Rows.joined(kept))
 
 
