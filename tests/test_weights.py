@@ -199,7 +199,7 @@ def both():
 
 @pytest.mark.parametrize("family", THEIRS)
 def test_estimates_are_those_of_statsmodels(family, both) -> None:
-    data, theirs, result = both(family)
+    data, _, result = both(family)
     found = eq.fit(eq.glm(family), data)
     np.testing.assert_allclose(found.theta, result.params, rtol=1e-7, atol=1e-8)
     # controls: either kind of weight alone has another minimiser
@@ -222,27 +222,23 @@ def test_scale_and_number_of_observations_are_those_of_statsmodels(both) -> None
     assert other.constant > 1.3 * fitted.constant
 
 
+@pytest.mark.parametrize("kinds", [("weights",), ("frequency",), ("weights", "frequency")], ids=" and ".join)
 @pytest.mark.parametrize("family", ["gaussian", "bernoulli", "poisson"])
-def test_hc0_with_precision_weights_is_that_of_statsmodels(family) -> None:
-    x, y = misspecified(family, n=90)
-    w = np.random.default_rng(8).uniform(0.4, 3.0, 90)
-    wanted = sm.GLM(y, x, THEIRS[family], var_weights=w).fit(tol=1e-14, cov_type="HC0").cov_params()
-    model, data = eq.glm(family), eq.data.rows(x, y, weights=w)
-    np.testing.assert_allclose(eq.sandwich(eq.moments(model, data, eq.fit(model, data))), wanted, rtol=1e-6, atol=1e-9)
+def test_hc0_is_that_of_statsmodels(family, kinds, both) -> None:
+    data, _, _ = both(family)
+    kept = {name: getattr(data, name) for name in kinds}
+    theirs = {{"weights": "var_weights", "frequency": "freq_weights"}[name]: value for name, value in kept.items()}
+    wanted = sm.GLM(data.y, data.x, THEIRS[family], **theirs).fit(tol=1e-14, cov_type="HC0").cov_params()
 
+    def sandwich(**given):
+        model, rows = eq.glm(family), eq.data.rows(data.x, data.y, **given)
+        return eq.sandwich(eq.moments(model, rows, eq.fit(model, rows)))
 
-@pytest.mark.parametrize("family", ["gaussian", "bernoulli", "poisson"])
-def test_hc0_with_frequencies_is_that_of_statsmodels_on_expanded_data(family, both) -> None:
-    """On rows that count, statsmodels squares a row's whole score, as if its observations were one."""
-    data, theirs, _ = both(family)
-    every = np.repeat(np.arange(90), theirs.freq_weights.astype(int))
-    long = sm.GLM(data.y[every], data.x[every], THEIRS[family], var_weights=data.weights[every])
-    wanted = long.fit(tol=1e-14, cov_type="HC0").cov_params()
-    model = eq.glm(family)
-    found = eq.sandwich(eq.moments(model, data, eq.fit(model, data)))
-    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9)
-    merged = eq.data.rows(data.x, data.y, weights=data.weights * data.frequency)
-    assert np.abs(eq.sandwich(eq.moments(model, merged, eq.fit(model, merged))) / wanted - 1.0).max() > 0.3
+    np.testing.assert_allclose(sandwich(**kept), wanted, rtol=1e-6, atol=1e-9)
+    if "frequency" in kinds:
+        # a control: counts taken for precisions have a larger covariance
+        mistaken = sandwich(weights=np.prod(list(kept.values()), axis=0))
+        assert np.linalg.norm(mistaken) > 1.5 * np.linalg.norm(wanted)
 
 
 # --- At the door --------------------------------------------------------------------------------------
@@ -298,3 +294,62 @@ def test_every_door_takes_frequencies(frame) -> None:
     assert eq.bind(model, mapping).n == total
     with pytest.raises(eq.InvalidInput, match="weights, frequency, offset: must be column names"):
         eq.bind(model, (x, frame["y"]), frequency=frame["times"])
+
+
+def test_rows_that_count_nothing_are_left_out_before_they_are_looked_at() -> None:
+    x, y = misspecified("poisson", n=8)
+    x[2, 1], y[5] = np.nan, np.nan
+    made = eq.data.rows(x, y, weights=[1, 2, 0, 1, 1, 1, 1, 1], frequency=[1, 1, 3, 1, 2, 0, 1, 1], offset=np.zeros(8))
+    kept = [0, 1, 3, 4, 6, 7]
+    assert (made.n, made.height) == (7, 6)
+    np.testing.assert_array_equal(made.x, x[kept])
+    np.testing.assert_array_equal(made.weights, [1, 2, 1, 1, 1, 1])
+    np.testing.assert_array_equal(made.frequency, [1, 1, 1, 2, 1, 1])
+    # of those that stay, the numbers in a message are the caller's
+    y[6] = np.inf
+    with pytest.raises(eq.InvalidInput, match="y: must be finite; got NaN or infinity at 6"):
+        eq.data.rows(x, y, weights=made_without(8, 2), frequency=made_without(8, 5))
+
+
+def made_without(n: int, row: int) -> np.ndarray:
+    """Ones but for one zero."""
+    return (np.arange(n) != row).astype(float)
+
+
+def test_equal_weights_leave_a_robust_scale_alone() -> None:
+    """Where weights reach half exactly, rounding would choose between the two values in the middle."""
+    x, y = misspecified("gaussian", n=60)
+    model = eq.glm("gaussian", divergence=eq.Huber())
+    theta = np.array([0.2, 0.1, -0.3])
+    wanted = eq.bind(model, (x, y)).settled(theta).constant
+    residuals = np.sort(np.abs(y - x @ theta))
+    assert residuals[30] - residuals[29] > 1e-3
+    for w in (0.1, 0.3, 1.0 / 3.0, 7.7):
+        close(eq.bind(model, eq.data.rows(x, y, weights=np.full(60, w))).settled(theta).constant, wanted)
+
+
+def test_the_fingerprint_sees_frequencies() -> None:
+    x, y = misspecified("poisson", n=8)
+    keys = {
+        eq.data.rows(x, y, **given).fingerprint()
+        for given in ({}, {"frequency": np.full(8, 2)}, {"weights": np.full(8, 2)}, {"offset": np.full(8, 2)})
+    }
+    assert len(keys) == 4
+
+
+def test_frequencies_on_the_command_line(frame, tmp_path) -> None:
+    from typer.testing import CliRunner
+
+    from equipoise.cli import app
+
+    frame.to_csv(tmp_path / "visits.csv", index=False)
+    base = [str(tmp_path / "visits.csv"), "y ~ a", "--family", "poisson"]
+    total = int(frame["times"].sum())
+    for command in ("plan", "theory"):
+        result = CliRunner().invoke(app, [command, *base, "--frequency", "times"])
+        assert result.exit_code == 0, result.output
+        assert str(total) in result.output
+        assert str(total) not in CliRunner().invoke(app, [command, *base]).output
+    bad = CliRunner().invoke(app, ["plan", *base, "--frequency", "w"])
+    assert bad.exit_code == 2
+    assert "frequency: must be whole numbers" in bad.output
