@@ -108,7 +108,7 @@ def bad(array, index, value):
         ({"y": bad(Y, 3, -np.inf)}, "y: must be finite; got NaN or infinity at 3"),
         ({"y": ["a"] * 6}, "y: must be numeric"),
         ({"weights": 0 * Y}, "weights: must be positive for some row; got zero for every row"),
-        ({"weights": Y - 3.0}, r"weights: must be zero or more; got -3 at row 0 \(3 such rows\)"),
+        ({"weights": Y - 3.0}, r"weights: must be positive or zero; got -3 at row 0 \(3 such rows\)"),
         ({"frequency": 0 * Y}, "frequency: must be positive for some row"),
         ({"frequency": bad(Y, 4, 2.5)}, r"frequency: must be whole numbers.*got 2.5 at row 4.*weights= takes"),
         ({"frequency": bad(Y, 2, -1.0)}, "frequency: must be whole numbers, zero or more; got -1 at row 2"),

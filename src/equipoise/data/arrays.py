@@ -283,7 +283,9 @@ def require_weights(weights: Array | None, frequency: Array | None, labels: Inde
         Naming the first row that is wrong.
     """
     if weights is not None:
-        _require_rows("weights", weights, weights >= 0.0, labels, "zero or more", "a weight of zero leaves a row out")
+        _require_rows(
+            "weights", weights, weights >= 0.0, labels, "positive or zero", "a weight of zero leaves a row out"
+        )
     if frequency is not None:
         whole_times = (frequency >= 0.0) & (frequency == np.floor(frequency))
         remedy = "count observations with it; weights= takes any positive number"
