@@ -26,6 +26,7 @@ class Reading:
 
     formula: str | None = None
     weights: object = None
+    frequency: object = None
     offset: object = None
     missing: str = "raise"
     context: Mapping[str, Callable[..., object]] | None = None
@@ -93,6 +94,7 @@ class PlanOptions(TypedDict, total=False):
 
     formula: str | None
     weights: object
+    frequency: object
     offset: object
     missing: str
     context: Mapping[str, Callable[..., object]] | None

@@ -166,7 +166,7 @@ def plan(
         Effective draws wanted from all chains together.
     seed
         Chooses the tuning rows.
-    formula, weights, offset, missing, context
+    formula, weights, frequency, offset, missing, context
         How to read a table: see `eq.data.table`.
     batch_size
         Rows per step; `"auto"` takes a twentieth of the data, between 8 and 1000 rows. The cost of an effective draw

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.arrays import Mask
+from equipoise.arrays import Index, Mask
 from equipoise.checks import shown
-from equipoise.data.arrays import Rows, rows
+from equipoise.data.arrays import Rows, require_weights, rows
 from equipoise.data.columns import Column, Level, column_values, learnt, numbers
 from equipoise.data.design import Design, as_numbers, evaluated, learnt_encoding, vector
 from equipoise.data.formula import Reading, parsed, require_room
 from equipoise.data.frames import as_frame, incomplete, picked, require_complete, require_finite, without_lagged
-from equipoise.data.grammar import UserFunction, user_functions
+from equipoise.data.grammar import FUNCTIONS, UserFunction, user_functions
 from equipoise.data.wording import brief, listed
 from equipoise.errors import EquipoiseWarning, InvalidInput
 
@@ -75,6 +75,7 @@ def table(
     formula: str,
     *,
     weights: Any = None,
+    frequency: Any = None,
     offset: Any = None,
     missing: str = "raise",
     context: Mapping[str, UserFunction] | None = None,
@@ -100,8 +101,10 @@ def table(
         A DataFrame, anything with `to_pandas()`, or the path of a CSV or Parquet file.
     formula
         For example `"count ~ age + C(region)"`; an intercept is included unless `- 1` is written.
-    weights, offset
-        Each the name of a column, or one number per row of the table. Rows of weight zero are left out.
+    weights, frequency, offset
+        Each the name of a column, or one number per row of the table. Precision weights multiply the loss of a row;
+        a frequency is how many equal observations a row stands for, and every result, also what `center` and the like
+        learn, is that of the table with each row written so many times. Rows of weight or frequency zero are left out.
     missing
         `"raise"` (default) names the rows and columns with missing values; `"drop"` leaves those rows out.
     context
@@ -129,21 +132,21 @@ def table(
     functions = user_functions(context)
     sides, reading = parsed(formula, functions)
     frame = as_frame(read_table(data) if isinstance(data, (str, Path)) else data)
-    part = _taking_part(picked(frame, reading.columns), _beside(frame, weights, offset), missing, reading)
+    beside = _beside(frame, {"weights": weights, "frequency": frequency, "offset": offset})
+    part = _taking_part(picked(frame, reading.columns), beside, missing, reading)
     values, known, response_levels = _typed(part.chosen, reading)
     require_room(sides, reading, functions, known)
-    matrices = evaluated(sides, values, formula, functions)
-    left, right, part = _finite_sides(matrices, part, missing, reading)
+    left, right, spec = _matrices(sides, values, reading, functions, part.times)
+    left, right, part = _finite_sides(left, right, part, missing, reading)
     if part.dropped:
         warnings.warn(
             f"{part.dropped} of {len(frame)} rows with missing values were left out.", EquipoiseWarning, stacklevel=2
         )
-    beside = {str(name): numbers(str(name), part.beside[name]) for name in part.beside.columns}
-    made = rows(right, left.iloc[:, 0], weights=beside.get("weights"), offset=beside.get("offset"))
+    made = rows(right, left.iloc[:, 0], **part.numbers)
     design = Design(
         formula=formula,
         columns=known,
-        **learnt_encoding(reading, matrices.rhs.model_spec),
+        **learnt_encoding(reading, spec),
         offset=offset if isinstance(offset, str) else None,
         array_offset=offset is not None and not isinstance(offset, str),
         dropped=part.dropped,
@@ -155,11 +158,23 @@ def table(
 
 @dataclass(frozen=True)
 class _Part:
-    """The rows that take part: the formula's columns, weights and offset beside them, and how many were dropped."""
+    """The rows that take part: the formula's columns, weights and others beside them, and how many were dropped."""
 
     chosen: pd.DataFrame
     beside: pd.DataFrame
     dropped: int
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Weights, frequency and offset, as far as given."""
+        return {str(name): numbers(str(name), self.beside[name]) for name in self.beside.columns}
+
+    @property
+    def times(self) -> Index | None:
+        """How many observations each row stands for; None for one each."""
+        given = self.numbers
+        require_weights(given.get("weights"), given.get("frequency"), self.beside.index.to_numpy())
+        return given["frequency"].astype(np.int64) if "frequency" in given else None
 
     def at(self, kept: Mask) -> _Part:
         """Those of the rows that have a value."""
@@ -173,11 +188,11 @@ class _Part:
         return _Part(self.chosen[kept], self.beside[kept], self.dropped + int((~kept).sum()))
 
 
-def _beside(frame: pd.DataFrame, weights: Any, offset: Any) -> pd.DataFrame:
-    """Weights and offset, as far as given, one value per row of the table."""
+def _beside(frame: pd.DataFrame, options: Mapping[str, Any]) -> pd.DataFrame:
+    """Weights, frequency and offset, as far as given, one value per row of the table."""
     import pandas as pd
 
-    given = {name: value for name, value in (("weights", weights), ("offset", offset)) if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
     columns = {
         name: picked(frame, [value], name)[value] if isinstance(value, str) else vector(name, value, len(frame))
         for name, value in given.items()
@@ -186,12 +201,12 @@ def _beside(frame: pd.DataFrame, weights: Any, offset: Any) -> pd.DataFrame:
 
 
 def _taking_part(chosen: pd.DataFrame, beside: pd.DataFrame, missing: str, reading: Reading) -> _Part:
-    """The rows with a weight other than zero and, once the others were dropped or refused, nothing missing."""
-    weighted = np.ones(len(chosen), dtype=bool)
-    if "weights" in beside:
-        weighted = ~(beside["weights"] == 0).fillna(False).to_numpy(dtype=bool)
+    """The rows that count for something and of which, once the others were dropped or refused, nothing is missing."""
+    weighted, given = np.ones(len(chosen), dtype=bool), [name for name in ("weights", "frequency") if name in beside]
+    for name in given:
+        weighted &= ~(beside[name] == 0).fillna(False).to_numpy(dtype=bool)
     if not weighted.any():
-        raise InvalidInput("weights", "positive for some row", "zero for every row", "check the weights")
+        raise InvalidInput(", ".join(given), "positive for some row", "zero for every row", "check the weights")
     if missing == "raise":
         for frame in (chosen, beside):
             require_complete(frame[weighted], "drop or fill those rows, or fit with missing='drop'")
@@ -234,11 +249,29 @@ def _two_levels(name: str, column: Column, reading: Reading) -> tuple[Level, Lev
     return levels[0], levels[1]
 
 
+def _matrices(
+    sides: Any, values: pd.DataFrame, reading: Reading, functions: Mapping[str, UserFunction], times: Index | None
+) -> tuple[pd.DataFrame, pd.DataFrame, Any]:
+    """Response and design matrix as numbers, and their encoder, which counts each row as often as it stands there."""
+    learning = any(FUNCTIONS[name].learns for name in reading.functions if name in FUNCTIONS)
+    if times is None or not (learning or reading.lags) or (times == 1).all():
+        made = evaluated(sides, values, reading.text, functions)
+        return as_numbers(made.lhs, reading.text), as_numbers(made.rhs, reading.text), made.rhs.model_spec
+    if reading.lags:
+        raise InvalidInput(
+            "formula", "without lag() where a row stands for several observations", shown(reading.text),
+            "compute the lagged column before",
+        )  # fmt: skip
+    every, first = np.repeat(np.arange(len(values)), times), np.cumsum(times) - times
+    made = evaluated(sides, values.iloc[every].reset_index(drop=True), reading.text, functions)
+    left, right = (as_numbers(side.iloc[first].set_axis(values.index), reading.text) for side in (made.lhs, made.rhs))
+    return left, right, made.rhs.model_spec
+
+
 def _finite_sides(
-    matrices: Any, part: _Part, missing: str, reading: Reading
+    left: pd.DataFrame, right: pd.DataFrame, part: _Part, missing: str, reading: Reading
 ) -> tuple[pd.DataFrame, pd.DataFrame, _Part]:
-    """Response and design matrix as numbers, without the rows that `lag()` has no value for if those may go."""
-    left, right = as_numbers(matrices.lhs, reading.text), as_numbers(matrices.rhs, reading.text)
+    """Response and design matrix, without the rows that `lag()` has no value for if those may go."""
     if left.shape[1] != 1:
         raise InvalidInput(
             "formula", "one with a single numeric response",

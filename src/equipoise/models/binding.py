@@ -27,6 +27,7 @@ def bind(
     *,
     formula: str | None = None,
     weights: object = None,
+    frequency: object = None,
     offset: object = None,
     missing: str = "raise",
     context: Mapping[str, Callable[..., object]] | None = None,
@@ -43,7 +44,7 @@ def bind(
     data
         `(X, y)`, a source from `eq.data`, a pytree of arrays for a loss of your own, or a DataFrame or file path together
         with `formula`.
-    formula, weights, offset, missing, context
+    formula, weights, frequency, offset, missing, context
         How to read a table: see `eq.data.table`.
 
     Returns
@@ -77,20 +78,21 @@ def bind(
             "data", "given with a model", "None (NoneType)", "pass (X, y), a table, or a problem from eq.bind"
         )
     if formula is not None:
-        return model.bind(table(data, formula, weights=weights, offset=offset, missing=missing, context=context))
-    return model.bind(_source(data, weights, offset))
+        beside = {"weights": weights, "frequency": frequency, "offset": offset}
+        return model.bind(table(data, formula, **beside, missing=missing, context=context))
+    return model.bind(_source(data, weights, frequency, offset))
 
 
-def _source(data: object, weights: object, offset: object) -> object:
+def _source(data: object, *beside: object) -> object:
     """Data that need no formula."""
     if isinstance(data, (str, Path)) or hasattr(data, "columns"):
         raise InvalidInput("formula", "given for a table", None, "pass formula='y ~ x', or (X, y) arrays")
-    if weights is not None or offset is not None:
+    if any(given is not None for given in beside):
         raise InvalidInput(
-            "weights, offset",
+            "weights, frequency, offset",
             "column names that go with a formula",
             "no formula",
-            "use eq.data.rows(X, y, weights=...)",
+            "use eq.data.rows(X, y, weights=..., frequency=..., offset=...)",
         )
     return data
 

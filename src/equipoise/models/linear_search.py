@@ -17,7 +17,7 @@ from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
 from equipoise.linalg import symmetric, weighted_gram
-from equipoise.models.passes import predictor, weighted
+from equipoise.models.passes import counted, predictor, weighted
 from equipoise.models.problem import Relaxation, Scaled, Yardstick
 from equipoise.models.separation import recession, separated
 from equipoise.models.units import in_unit
@@ -43,7 +43,7 @@ class _Response(NamedTuple):
     @staticmethod
     def of(rows: Rows) -> _Response:
         """Sums over one block."""
-        w = np.ones(rows.n) if rows.weights is None else rows.weights
+        w = weighted(rows, rows.counts)
         with np.errstate(over="ignore"):
             return _Response(float(w.sum()), float(w @ rows.y), float(w @ rows.y**2))
 
@@ -71,9 +71,9 @@ class _StartPass:
 
     def __call__(self, rows: Rows) -> _StartSums:
         """Sums over one block."""
-        w = np.ones(rows.n) if rows.weights is None else rows.weights
+        w = weighted(rows, rows.counts)
         shift = 0.0 if rows.offset is None else rows.offset
-        near, level = self.matched(rows.y) - shift, self.matched(np.full(rows.n, self.center)) - shift
+        near, level = self.matched(rows.y) - shift, self.matched(np.full(rows.height, self.center)) - shift
         with np.errstate(over="ignore", invalid="ignore"):
             return _StartSums(weighted_gram(rows.x, w), (w * near) @ rows.x, (w * level) @ rows.x)
 
@@ -102,7 +102,7 @@ class _SpreadPass:
             # g is a difference of two terms, at a predictor that is a sum of others
             size = np.abs(rows.x) @ np.abs(self.theta) + (0.0 if rows.offset is None else np.abs(rows.offset))
             rounding = np.nan_to_num(_EPS * (g + part + h * size))
-        return _SpreadSums(float(h.sum()), float(g @ g), float(rounding @ rounding))
+        return _SpreadSums(*(float(counted(rows, terms).sum()) for terms in (h, g**2, rounding**2)))
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def _trimmed(problem: LinearProblem, share: float, theta: Array) -> LinearProble
     here = problem.settled(theta)
     loss, family = here.model.loss, problem.model.family
     parts = list(problem.source.blocks())
-    floor = 1e-3 * max(sum(float(np.abs(rows.y).sum()) for rows in parts) / problem.source.n, 1e-3)
+    floor = 1e-3 * max(sum(float(counted(rows, np.abs(rows.y)).sum()) for rows in parts) / problem.source.n, 1e-3)
     surprise = np.concatenate(
         [
             loss.value(predictor(rows, theta), rows.y, loss.constants)
@@ -248,10 +248,12 @@ def _trimmed(problem: LinearProblem, share: float, theta: Array) -> LinearProble
             for rows in parts
         ]
     )
-    keep = np.zeros(surprise.size, dtype=bool)
-    keep[np.argsort(surprise)[: max(problem.dim + 1, int(share * surprise.size))]] = True
-    starts = np.cumsum([0, *(rows.n for rows in parts)])
-    kept = [rows.take(np.flatnonzero(keep[a:b])) for rows, a, b in zip(parts, starts[:-1], starts[1:], strict=True)]
+    order, counts = np.argsort(surprise), np.concatenate([rows.counts for rows in parts])
+    room = max(problem.dim + 1, int(share * problem.source.n))
+    times = np.empty(surprise.size)
+    times[order] = np.clip(room - (np.cumsum(counts[order]) - counts[order]), 0.0, counts[order])
+    starts = np.cumsum([0, *(rows.height for rows in parts)])
+    kept = [rows.counted(times[a:b]) for rows, a, b in zip(parts, starts[:-1], starts[1:], strict=True)]
     return replace(problem, source=Rows.joined(kept))
 
 

@@ -71,7 +71,7 @@ class _Columns(NamedTuple):
     @staticmethod
     def of(rows: Rows) -> _Columns:
         """Sums over one block."""
-        return _Columns(float(rows.n), rows.x.sum(axis=0), (rows.x**2).sum(axis=0))
+        return _Columns(float(rows.n), rows.counts @ rows.x, rows.counts @ rows.x**2)
 
 
 def recession(problem: LinearProblem, candidate: Array) -> Array | None:

@@ -32,7 +32,7 @@ class _Change:
         """The same rows: with a log link the unit leaves the predictor as a constant, otherwise as a factor."""
         offset = rows.offset
         if self.logarithmic:
-            offset = (np.zeros(rows.n) if offset is None else offset) - np.log(self.unit)
+            offset = (np.zeros(rows.height) if offset is None else offset) - np.log(self.unit)
         elif offset is not None:
             offset = offset / self.unit
         return replace(rows, y=rows.y / self.unit, offset=offset)
