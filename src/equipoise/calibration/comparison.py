@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_factor, cho_solve, eigh
 from scipy.special import chdtrc, chdtri
 
 from equipoise.arrays import Array
@@ -18,7 +18,7 @@ from equipoise.calibration.thresholds import ALARM, RHAT
 from equipoise.sampling.chains import Chains
 from equipoise.theory.tuning import Tuning
 
-__all__ = ["Comparison", "JointShift", "compare", "distance"]
+__all__ = ["Comparison", "JointShift", "compare", "distance", "worst_direction"]
 
 
 class JointShift(NamedTuple):
@@ -131,6 +131,12 @@ class Comparison:
         """Expected standard deviation over the target's: the length of an interval over what it should be."""
         return self.expected.sd / np.sqrt(np.diag(self.expected.target))
 
+    @property
+    def target_scale(self) -> float:
+        """Size of the expected covariance over the target's, in units of the target's standard deviations."""
+        by = self.expected.target
+        return float(np.linalg.norm(standardised(self.expected.cov, by)) / np.linalg.norm(standardised(by, by)))
+
     @cached_property
     def spread_error(self) -> Array:
         """Monte Carlo error of the ratio of standard deviations.
@@ -138,6 +144,11 @@ class Comparison:
         A variance of T draws whose autocorrelation is φ^|k| has relative variance 2 τ₂ / T with τ₂ = Σ φ^{2|k|}.
         """
         return self.tails * np.sqrt(0.5 * squared_time(self.observed.tau) / self.observed.draws)
+
+    @property
+    def cautious_spread_error(self) -> Array:
+        """The larger of the observed error, itself a noisy one, and the predicted."""
+        return np.maximum(self.spread_error, np.sqrt(0.5 * squared_time(self.expected.tau) / self.observed.draws))
 
     @property
     def skewness_error(self) -> Array:
@@ -176,6 +187,20 @@ def compare(chains: Chains, tuning: Tuning) -> Comparison:
     return Comparison(
         expect(chains, tuning), observe(chains), chains.names, tuning.structure, chains.independent, tuning.center
     )
+
+
+def worst_direction(cov: Array, target: Array) -> tuple[float, Array]:
+    """The combination of parameters whose standard deviation is furthest from the target's.
+
+    Returns
+    -------
+    float, Array
+        The ratio of standard deviations; and what each parameter has to do with it: its coefficient in standard
+        deviations of the target.
+    """
+    variances, directions = eigh(cov, target)
+    worst = int(np.argmax(np.abs(np.log(np.maximum(variances, np.finfo(float).tiny)))))
+    return float(np.sqrt(max(variances[worst], 0.0))), directions[:, worst] * np.sqrt(np.diag(target))
 
 
 def distance(cov: Array, other: Array) -> float:
