@@ -18,6 +18,7 @@ from equipoise.calibration.thresholds import (
     LAPLACE,
     MIXING,
     POWER,
+    SEEN,
     SHAPE,
     SLOW,
     TARGET,
@@ -99,7 +100,7 @@ def verdict(c: Comparison, checks: tuple[Check, ...]) -> str:
     if off:
         known = f"The draws are not those of N(estimate, target): see {off}."
     elif any(check.status == "unknown" for check in about):
-        known = "Nothing is off as far as this run can tell; a question mark is what it cannot tell."
+        known = "Nothing is off as far as this run can tell."
     elif c.expected.posterior:
         known = "Nothing is off."
     else:
@@ -207,7 +208,7 @@ def _mean_bias(c: Comparison) -> Check:
         words = f"the mean of {name} is off by {observed:+.2f} standard deviations where {predicted:+.2f} was predicted"
     elif size > BIAS:
         status, words = _predicted_bias(c, size)
-    elif error.max() > POWER:
+    elif limit * error.max() > SEEN:
         status = "unknown"
         words = f"cannot tell, because Monte Carlo error alone moves a mean by {error.max():.1f} standard deviations"
     else:
@@ -236,7 +237,7 @@ def _joint_mean(c: Comparison) -> Check:
             f"some combination of parameters ({where}) has its mean {found.real:.2f} standard deviations from where it "
         )
         words += "was predicted"
-    elif found.noise > POWER * np.sqrt(len(c.names)):
+    elif found.noise > SEEN:
         status, words = "unknown", "too few effective draws to tell the mean of every combination of parameters"
     else:
         status = "ok"

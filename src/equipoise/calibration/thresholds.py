@@ -13,6 +13,7 @@ __all__ = [
     "MIXING",
     "POWER",
     "RHAT",
+    "SEEN",
     "SHAPE",
     "SLOW",
     "TARGET",
@@ -28,6 +29,7 @@ MIXING = 0.3  # how much slower than predicted a chain may mix, beyond the error
 SLOW = 2.0  # times as slow again as predicted: what a run must be able to see of mixing
 RHAT = 1.02
 GUARD = 1e-3  # share of the steps on which the guard may act
+SEEN = 0.5  # standard deviations of a shift that a run must be able to see
 POWER = 0.3  # relative Monte Carlo error above which a comparison tells nothing
 LAPLACE = 0.3  # relative distance a posterior's covariance may have from its Laplace approximation
 
