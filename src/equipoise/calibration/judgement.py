@@ -104,11 +104,10 @@ def verdict(c: Comparison, checks: tuple[Check, ...]) -> str:
     elif c.expected.posterior:
         known = "Nothing is off."
     else:
-        known = "Covariance and mean agree with N(estimate, target) within Monte Carlo error: the closed form would have been "
-        known += "enough."
+        known = "Covariance and mean are those of N(estimate, target) within Monte Carlo error."
     if c.expected.posterior:
         return f"{known} With noise at the posterior's own temperature {_OWN}, shape included."
-    return f"{known} The shape of the draws is the chain's own: for quantiles take estimate ± z·se."
+    return f"{known} Their shape is the chain's own: for quantiles take estimate ± z·se."
 
 
 def _covariance(c: Comparison) -> Check:
