@@ -15,7 +15,7 @@ import equipoise
 ROOT = Path(equipoise.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-# The order in which data flows. A module imports only from its own rank and below, except inside functions.
+# The order in which data flows. A module imports only from its own rank and below, inside functions too.
 ORDER = [
     {"errors", "arrays"},
     {"checks", "files", "linalg", "progress"},
@@ -76,10 +76,15 @@ def label(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
+def allowed_later(file: Path) -> set[str]:
+    """A calibration prints, draws and saves itself: its methods call what comes after it, and nothing else does."""
+    return {"report", "interop"} if label(file) == "calibration/calibration.py" else set()
+
+
 @pytest.mark.parametrize("file", [f for f in FILES if f.name != "__init__.py" or f.parent != ROOT], ids=label)
 def test_imports_follow_the_flow(file) -> None:
     assert part(file) in RANK, f"{label(file)} has no place in the flow: give it a rank in this test"
-    later = {p for p in imported_parts(file, lazy=False) if RANK[p] > RANK[part(file)]}
+    later = {p for p in imported_parts(file, lazy=True) if RANK[p] > RANK[part(file)]} - allowed_later(file)
     assert not later, f"{label(file)} imports {sorted(later)}, which come after it"
 
 

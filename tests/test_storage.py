@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import zipfile
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import equipoise as eq
+from equipoise.calibration.archive import read_archive, write_archive
 from equipoise.families.family import FAMILIES
 
 
@@ -85,19 +84,17 @@ def saved(frame, tmp_path_factory):
 
 def test_no_pickle(saved) -> None:
     _, path = saved
-    with np.load(path, allow_pickle=False) as stored:
-        assert all(stored[name].dtype != object for name in stored.files)
-        assert json.loads(str(stored["header"]))["format"] == 1
-    # a pickle stream starts with the protocol opcode; no member of the archive does
-    with zipfile.ZipFile(path) as archive:
-        assert all(archive.read(name)[:6] == b"\x93NUMPY" for name in archive.namelist())
+    header, arrays = read_archive(path)
+    assert header["format"] == 2
+    assert all(array.dtype != object for array in arrays.values())
+    # a pickle stream starts with the protocol opcode, and names the modules it imports
+    assert b"\x80\x04\x95" not in path.read_bytes()
+    assert b"numpy.core" not in path.read_bytes()
 
 
 def test_rows_of_the_data_are_not_kept(saved, frame) -> None:
     _, path = saved
-    with np.load(path, allow_pickle=False) as stored:
-        sizes = {name: stored[name].shape for name in stored.files if name != "draws"}
-    assert all(len(frame) not in shape for shape in sizes.values())
+    assert all(len(frame) not in array.shape for name, array in read_archive(path)[1].items() if name != "draws")
 
 
 def test_a_loaded_run_summarises_predicts_and_diagnoses(saved, frame) -> None:
@@ -135,40 +132,92 @@ def test_a_loaded_run_says_what_needs_the_data(saved) -> None:
         _ = loaded.tuning.predicted.spectral_radius
 
 
-def header_of(path) -> tuple[dict, dict]:
-    with np.load(path, allow_pickle=False) as stored:
-        return json.loads(str(stored["header"])), {k: stored[k] for k in stored.files if k != "header"}
+def edited(path, place, **changes):
+    """The file with members of its header or arrays replaced, under a digest that is right."""
+    header, arrays = read_archive(path)
+    return write_archive(place, {**header, **changes.get("header", {})}, {**arrays, **changes.get("arrays", {})})
 
 
-def test_files_that_are_not_runs(saved, tmp_path) -> None:
+def hostile(arrays):
+    """Changes that leave a well-formed file that is no run."""
+    dim = arrays["theta"].size
+    lopsided = arrays["step"].copy()
+    lopsided[0, 1] *= 2.0
+    return {
+        "a later format": {"header": {"format": 99}},
+        "no dynamics of ours": {"header": {"dynamics": {"speed": 3}}},
+        "a batch of nothing": {"header": {"dynamics": {"batch_size": 0}}},
+        "a list for a dictionary": {"header": {"plan": [1, 2]}},
+        "a chain too many": {"header": {"plan": {**_plan(arrays), "chains": 10**9}}},
+        "draws of another size": {"arrays": {"draws": np.zeros((2, 3, dim + 1))}},
+        "a NaN in the step": {"arrays": {"step": np.full((dim, dim), np.nan)}},
+        "a step that is not symmetric": {"arrays": {"step": lopsided}},
+        "a target that is not positive": {"arrays": {"target": -np.eye(dim)}},
+        "integers for numbers": {"arrays": {"theta": np.zeros(dim, dtype=np.int64)}},
+        "a huge vector": {"arrays": {"moments.params": np.zeros(10**6)}},
+        "an unknown family": {"header": {"model": {"family": "os.system", "constant": None, "divergence": None}}},
+        "an unknown divergence": {
+            "header": {"model": {"family": "poisson", "constant": None, "divergence": {"kind": "eval", "b": 2}}}
+        },
+        "an odd layout": {"header": {"layout": {"frame": {"leaf": 3, "dict": {}}, "trained": [], "constants": []}}},
+    }
+
+
+def _plan(arrays):
+    names = {"target_name": "sandwich", "draws": arrays["draws"].shape[1], "thin": 1, "burn_in": 0}
+    return {**names, "ess": 1.0, "seconds": 0.0, "sampler": "sgmcmc"}
+
+
+def test_well_formed_files_that_are_not_runs(saved, tmp_path) -> None:
     _, path = saved
-    whole = path.read_bytes()
+    for words, changes in hostile(read_archive(path)[1]).items():
+        made = edited(path, tmp_path / "hostile.eqz", **changes)
+        with pytest.raises(eq.EquipoiseError) as caught:
+            eq.load(made)
+        assert len(str(caught.value)) < 1000, words
+        assert str(caught.value).count("\n") < 10, words
+
+
+def test_files_of_another_kind(saved, tmp_path) -> None:
+    _, path = saved
     np.save(tmp_path / "array.npy", np.ones(3))
-    np.savez(tmp_path / "other.npz", a=np.ones(3))
-    np.savez(tmp_path / "list.npz", header=np.array("[1, 2]"))
-    np.savez(tmp_path / "text.npz", header=np.array("not json"))
-    header, arrays = header_of(path)
-    np.savez(tmp_path / "future.npz", header=np.array(json.dumps({**header, "format": 99})), **arrays)
-    np.savez(tmp_path / "less.npz", header=np.array(json.dumps(header)), **{k: arrays[k] for k in list(arrays)[:-3]})
-    np.savez(tmp_path / "more.npz", header=np.array(json.dumps({**header, "dynamics": {"speed": 3}})), **arrays)
+    with (tmp_path / "old.eqz").open("wb") as stream:
+        np.savez(stream, header=np.array("{}"))
     (tmp_path / "empty.eqz").write_bytes(b"")
     (tmp_path / "text.eqz").write_text("hello")
-    (tmp_path / "half.eqz").write_bytes(whole[: len(whole) // 2])
-    names = ["array.npy", "other.npz", "list.npz", "text.npz", "future.npz", "less.npz", "more.npz"]
-    for name in [*names, "empty.eqz", "text.eqz", "half.eqz", "nothing.eqz", "."]:
-        with pytest.raises(eq.InvalidInput, match=r"path: must be a file written by save\(\).*To fix: check the path"):
+    (tmp_path / "half.eqz").write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    for name in ("array.npy", "old.eqz", "empty.eqz", "text.eqz", "half.eqz", "nothing.eqz", "."):
+        with pytest.raises(eq.InvalidInput, match=r"path: must be a file written by save\(\)"):
             eq.load(tmp_path / name)
+    with pytest.raises(eq.InvalidInput, match=r"version 0\.1"):
+        eq.load(tmp_path / "old.eqz")
+    with pytest.raises(eq.InvalidInput, match="path"):
+        eq.load(3)
 
 
-def test_damage_anywhere_in_the_draws_is_noticed(saved, tmp_path) -> None:
+def test_damage_anywhere_is_noticed(saved, tmp_path) -> None:
     _, path = saved
     whole = path.read_bytes()
-    with zipfile.ZipFile(path) as archive:
-        member = archive.getinfo("draws.npy")
-    first = member.header_offset + 100
-    for place in np.linspace(first, first + member.compress_size - 120, 40).astype(int):
+    for place in np.linspace(0, len(whole) - 1, 200).astype(int):
         damaged = bytearray(whole)
-        damaged[place : place + 8] = bytes(255 - b for b in damaged[place : place + 8])
+        damaged[place] ^= 1 << (place % 8)
         (tmp_path / "damaged.eqz").write_bytes(bytes(damaged))
         with pytest.raises(eq.InvalidInput, match="path: must be a file written by save"):
             eq.load(tmp_path / "damaged.eqz")
+
+
+def test_attaching_brings_the_problem_back(saved, frame) -> None:
+    cal, path = saved
+    loaded = eq.load(path)
+    with pytest.raises(eq.InvalidInput, match="attach"):
+        eq.tune(loaded.plan.moments, "posterior", eq.Dynamics(20))
+    with pytest.raises(eq.InvalidInput, match=r"problem: must be that of this run.*standard deviations away"):
+        loaded.attach(eq.glm("poisson"), frame, formula="visits ~ x + C(group)", offset="o")
+    with pytest.raises(eq.InvalidInput, match="problem: must be that of this run: 200 rows"):
+        loaded.attach(eq.glm("poisson"), frame, formula="visits ~ x")
+    again = loaded.attach(eq.glm("poisson"), frame, formula="visits ~ x + C(group)")
+    S = cal.tuning.target
+    np.testing.assert_allclose(again.plan.moments.curvature_noise(S), cal.plan.moments.curvature_noise(S), rtol=1e-12)
+    assert again.tuning.predicted.spectral_radius == pytest.approx(cal.tuning.predicted.spectral_radius, rel=1e-12)
+    tuned = eq.tune(again.plan.moments, "posterior", eq.Dynamics(20))
+    np.testing.assert_allclose(tuned.step, eq.tune(cal.plan.moments, "posterior", eq.Dynamics(20)).step, rtol=1e-12)

@@ -29,12 +29,11 @@ Run = Callable[[int, int], Array]
 
 def engine_for(cell: Cell, tuning: eq.Tuning | None = None) -> Any:
     """The linear engine on a cell's problem."""
-    from equipoise.engines.numba.whiten import linear_engine
-    from equipoise.sampling.run import guard_radius2
+    from equipoise.sampling.run import resolve_guard
 
-    problem = cell.prepared.model.bind((cell.prepared.x, cell.prepared.y))
+    problem = eq.bind(cell.prepared.model, (cell.prepared.x, cell.prepared.y))
     tuning = cell.tuning if tuning is None else tuning
-    return linear_engine(problem, tuning, guard_radius2(problem, tuning, "auto"), storage=cell.dtype)
+    return problem.engine(tuning, resolve_guard(problem, tuning, "auto"), cell.dtype)
 
 
 def linear_run(cell: Cell, langevin: bool = False) -> Run:
@@ -48,12 +47,12 @@ def linear_run(cell: Cell, langevin: bool = False) -> Run:
 
 def autodiff_run(cell: Cell) -> Run:
     """Our JAX engine: the same loss written as a function of one row."""
-    from equipoise.engines.jax.autodiff import autodiff_engine
+    from equipoise.sampling.run import resolve_guard
 
     loss, _ = jax_functions(cell.prepared)
     model = eq.Model(lambda p, row: -loss(p, (row["x"], row["y"])), init=np.zeros(cell.prepared.workload.dim))
-    problem = model.bind({"x": cell.prepared.x, "y": cell.prepared.y})
-    return _engine_run(autodiff_engine(problem, cell.tuning, np.inf), cell)
+    problem = eq.bind(model, {"x": cell.prepared.x, "y": cell.prepared.y})
+    return _engine_run(problem.engine(cell.tuning, resolve_guard(problem, cell.tuning, None)), cell)
 
 
 def _engine_run(engine: Any, cell: Cell) -> Run:

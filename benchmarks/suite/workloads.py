@@ -94,11 +94,11 @@ class Prepared:
 def prepare(workload: Workload, seed: int = 0) -> Prepared:
     """Make the data, fit, and take the moments."""
     x, y = make_data(workload.family, workload.rows, workload.dim, seed)
-    model = eq.glm(workload.family)
-    fitted = eq.fit(model, (x, y))
-    model = model.at_constant(fitted.constant)
+    problem = eq.bind(eq.glm(workload.family), (x, y))
+    fitted = eq.fit(problem)
+    settled = problem.at_constant(fitted.constant)
     scale = 1.0 if fitted.constant is None else fitted.constant
-    return Prepared(workload, x, y, model, eq.moments(model, (x, y), fitted.params), scale)
+    return Prepared(workload, x, y, settled.model, eq.moments(problem, fitted), scale)
 
 
 @dataclass(frozen=True)

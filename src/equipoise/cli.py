@@ -56,7 +56,11 @@ def _option(name: str, panel: str, text: str, metavar: str | None = None, **more
 Data = Annotated[Path, typer.Argument(help="A CSV or Parquet file with a header row.")]
 Formula = Annotated[str, typer.Argument(help="Such as 'count ~ age + C(region)'; C() marks categories.")]
 
-Weights = Annotated[str | None, _option("--weights", _DATA, "Column of positive weights.", "COL")]
+_WEIGHTS = "Column of precision weights: each multiplies the loss of its row."
+Weights = Annotated[str | None, _option("--weights", _DATA, _WEIGHTS, "COL")]
+Frequency = Annotated[
+    str | None, _option("--frequency", _DATA, "Column of counts: each row stands for so many.", "COL")
+]
 Offset = Annotated[str | None, _option("--offset", _DATA, "Column added to the predictor: log exposure.", "COL")]
 Missing = Annotated[str, _option("--missing", _DATA, "Stop at missing values, or leave those rows out.", "raise|drop")]
 TuningRows = Annotated[int | None, _option("--tuning-rows", _DATA, "Fit and tune on this many random rows.", "N")]
@@ -113,6 +117,7 @@ def fit_command(
     beta: Robust = None,
     prior_precision: Prior = 0.0,
     weights: Weights = None,
+    frequency: Frequency = None,
     offset: Offset = None,
     missing: Missing = "raise",
     tuning_rows: TuningRows = None,
@@ -147,8 +152,9 @@ def fit_command(
         model = _model(family, scale, shape, dispersion, beta, prior_precision)
         made = eq.calibrate(
             model, data, target, ess, chains, seed, sampler=sampler, refine=refine, formula=formula, weights=weights,
-            offset=offset, missing=missing, progress=not no_progress, checkpoint=checkpoint, batch_size=batch_size,
-            momentum=momentum, inverse_temperature=inverse_temperature, replacement=not no_replacement, tuning_rows=tuning_rows,
+            frequency=frequency, offset=offset, missing=missing, progress=not no_progress, checkpoint=checkpoint,
+            batch_size=batch_size, momentum=momentum, inverse_temperature=inverse_temperature,
+            replacement=not no_replacement, tuning_rows=tuning_rows,
         )  # fmt: skip
         show(made.summary(interval))
         _write(made, interval, report, save, draws_out)
@@ -165,6 +171,7 @@ def plan_command(
     beta: Robust = None,
     prior_precision: Prior = 0.0,
     weights: Weights = None,
+    frequency: Frequency = None,
     offset: Offset = None,
     missing: Missing = "raise",
     tuning_rows: TuningRows = None,
@@ -187,9 +194,9 @@ def plan_command(
 
         model = _model(family, scale, shape, dispersion, beta, prior_precision)
         budget = eq.plan(
-            model, data, target, ess, chains, seed, formula=formula, weights=weights, offset=offset, missing=missing,
-            batch_size=batch_size, momentum=momentum, inverse_temperature=inverse_temperature, replacement=not no_replacement,
-            tuning_rows=tuning_rows,
+            model, data, target, ess, chains, seed, formula=formula, weights=weights, frequency=frequency,
+            offset=offset, missing=missing, batch_size=batch_size, momentum=momentum,
+            inverse_temperature=inverse_temperature, replacement=not no_replacement, tuning_rows=tuning_rows,
         )  # fmt: skip
         typer.echo(str(budget))
 
@@ -206,6 +213,7 @@ def theory_command(
     beta: Robust = None,
     prior_precision: Prior = 0.0,
     weights: Weights = None,
+    frequency: Frequency = None,
     offset: Offset = None,
     missing: Missing = "raise",
     tuning_rows: TuningRows = None,
@@ -232,7 +240,7 @@ def theory_command(
 
         problem = eq.bind(
             _model(family, scale, shape, dispersion, beta, prior_precision), data, formula=formula, weights=weights,
-            offset=offset, missing=missing,
+            frequency=frequency, offset=offset, missing=missing,
         )  # fmt: skip
         found = preview(
             problem, target, step, seed=seed, tuning_rows=tuning_rows, batch_size=batch_size, momentum=momentum,

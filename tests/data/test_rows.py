@@ -38,7 +38,8 @@ def test_a_column_vector_is_a_response() -> None:
 
 
 def test_as_rows_accepts_pairs_mappings_and_rows() -> None:
-    made = eq.data.as_rows({"x": X, "y": Y, "weights": Y + 1.0, "offset": -Y})
+    made = eq.data.as_rows({"x": X, "y": Y, "weights": Y + 1.0, "offset": -Y, "frequency": Y + 2.0})
+    np.testing.assert_array_equal(made.frequency, Y + 2.0)
     np.testing.assert_array_equal(made.weights, Y + 1.0)
     np.testing.assert_array_equal(made.offset, -Y)
     assert eq.data.as_rows(made) is made
@@ -53,7 +54,9 @@ def test_as_rows_refuses_the_rest(data) -> None:
 
 
 def test_take_keeps_rows_together() -> None:
-    made = eq.data.rows(X, Y, weights=Y + 1.0, offset=-Y, names=["a", "b"]).take(np.array([4, 1]))
+    made = eq.data.rows(X, Y, weights=Y + 1.0, offset=-Y, frequency=Y + 2.0, names=["a", "b"]).take(np.array([4, 1]))
+    np.testing.assert_array_equal(made.frequency, [6.0, 3.0])
+    assert (made.n, made.height) == (9, 2)
     np.testing.assert_array_equal(made.x, X[[4, 1]])
     np.testing.assert_array_equal(made.y, [4.0, 1.0])
     np.testing.assert_array_equal(made.weights, [5.0, 2.0])
@@ -104,8 +107,15 @@ def bad(array, index, value):
         ({"y": Y[:5]}, r"y: must be a vector with one entry per row of X, \(6,\); got shape \(5,\)"),
         ({"y": bad(Y, 3, -np.inf)}, "y: must be finite; got NaN or infinity at 3"),
         ({"y": ["a"] * 6}, "y: must be numeric"),
-        ({"weights": Y}, "weights: must be positive; got minimum 0. To fix: drop the rows"),
-        ({"weights": Y - 3.0}, "weights: must be positive; got minimum -3"),
+        ({"weights": 0 * Y}, "weights: must be positive for some row; got zero for every row"),
+        ({"weights": Y - 3.0}, r"weights: must be positive or zero; got -3 at row 0 \(3 such rows\)"),
+        ({"frequency": 0 * Y}, "frequency: must be positive for some row"),
+        ({"frequency": bad(Y, 4, 2.5)}, r"frequency: must be whole numbers.*got 2.5 at row 4.*weights= takes"),
+        ({"frequency": bad(Y, 2, -1.0)}, "frequency: must be whole numbers, zero or more; got -1 at row 2"),
+        ({"frequency": bad(Y, 2, np.nan)}, "frequency: must be finite; got NaN or infinity at 2"),
+        ({"frequency": Y[:2]}, r"frequency: must be a vector.*shape \(2,\)"),
+        ({"frequency": Y * 2.0**51}, "frequency: must be less than 2⁵³ in all"),
+        ({"frequency": Y > 2, "weights": Y < 3}, "weights, frequency: must be positive for some row"),
         ({"weights": bad(Y + 1.0, 0, np.nan)}, "weights: must be finite"),
         ({"weights": Y[:2] + 1.0}, r"weights: must be a vector.*shape \(2,\)"),
         ({"offset": Y[:2]}, r"offset: must be a vector.*shape \(2,\)"),

@@ -156,7 +156,9 @@ def test_subsampled_rows_carry_the_full_number(make_data) -> None:
     assert m.n == 300
     np.testing.assert_allclose(m.hessian, k.hessian, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(m.curvature_noise(np.eye(DIM)), k.curvature_noise(np.eye(DIM)), rtol=1e-8, atol=1e-10)
-    assert np.abs(theirs.params - eq.fit(glm, (x, y)).params).max() > 1e-3
+    # the estimate is that of all rows; the curvature is that of some
+    np.testing.assert_allclose(theirs.params, eq.fit(glm, (x, y)).params, rtol=1e-8)
+    assert np.abs(k.hessian - eq.moments(glm, (x, y), theirs.params).hessian).max() > 1e-3
     with pytest.raises(eq.InvalidInput, match="tuning_rows: must be between 1 and the number of rows, 300; got 301"):
         eq.fit(model, data, tuning_rows=301)
 
@@ -606,13 +608,13 @@ def test_flat_directions_are_reported() -> None:
     np.testing.assert_allclose((step["a"] - a) / (step["b"] - b), a / b, rtol=1e-6)
 
 
-def agrees_on_the_product(budget, data, **options):
+def agrees_on_the_product(budget, data, rtol=1e-6, **options):
     """The predicted law of ab is that of the one-parameter model: delta method along the direction."""
     step = budget.model.structure.unflatten(np.array([[1e-6], [-1e-6]]))
     slope = np.diff(step["a"] * step["b"])[0] / -2e-6
     one = eq.Model(lambda p, o: 0.5 * (o["y"] - p * o["x"]) ** 2, 1.0)
     target = eq.plan(one, data, batch_size=40, **options).tuning.target
-    np.testing.assert_allclose(slope**2 * budget.tuning.target, target, rtol=1e-6)
+    np.testing.assert_allclose(slope**2 * budget.tuning.target, target, rtol=rtol)
     return float(target[0, 0])
 
 
@@ -637,12 +639,12 @@ def test_redundant_parameters_on_tuning_rows() -> None:
     model, data = redundant()
     options = {"tuning_rows": 150, "seed": 9}
     some, whole = (eq.fit(model, data, **kind).params for kind in (options, {}))
-    # all rows together have a slope there, hence curve upwards along the direction that is flat on the tuning rows
-    assert some["a"] * some["b"] < whole["a"] * whole["b"]
+    assert some["a"] * some["b"] == pytest.approx(whole["a"] * whole["b"], rel=1e-8)
     with pytest.warns(eq.EquipoiseWarning, match="flat along 1 of 2"):
         budget = eq.plan(model, data, batch_size=40, **options)
     assert budget.moments.dim == 1
-    agrees_on_the_product(budget, data, **options)
+    # at the minimiser of all rows some of them have a slope of order 1/√150, which the bend of ab turns into curvature
+    agrees_on_the_product(budget, data, rtol=1.0 / np.sqrt(150), **options)
 
 
 # bad code and bad data

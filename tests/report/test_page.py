@@ -180,6 +180,38 @@ def test_trouble_is_the_headline(tmp_path: Path) -> None:
     assert "checks passed" not in text
 
 
+def test_what_a_run_cannot_tell_is_neither_a_failure_nor_an_ok(tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    x = np.column_stack([np.ones(300), rng.normal(size=(300, 5))])
+    made = eq.calibrate(
+        eq.glm("gaussian", scale=1.0), (x, x @ np.full(6, 0.1) + rng.normal(size=300)), ess=15, chains=2, progress=False
+    )
+    assert made.diagnosis.status == "unknown", str(made.diagnosis)
+    page = Page(made.report(tmp_path / "short.html").read_text(encoding="utf-8"))
+    text = "".join(page.text)
+    assert "as far as this run can tell. Not told: covariance, target" in text
+    assert "Look at" not in text
+    assert "checks passed" not in text
+    assert ("class", "pill unknown") in page.attributes
+    assert ("class", "verdict unknown") in page.attributes
+    lines = [line for line in str(made.summary()).splitlines() if line.startswith("?")]
+    assert len(lines) == len(made.diagnosis.undecided)
+
+
+def test_no_page_recommends_the_shape_of_a_chain(run: eq.Calibration, text: str) -> None:
+    for words in (text, str(run.summary())):
+        assert "for quantiles take estimate ± z·se" in words
+        assert "gaussian" not in words
+        assert "adds something" not in words
+
+
+def test_a_step_that_misses_the_target_is_the_headline(tmp_path: Path) -> None:
+    made = calibration(structure="scalar")
+    text = "".join(Page(made.report(tmp_path / "scalar.html").read_text(encoding="utf-8")).text)
+    assert re.search(r"Look at: .*target", text)
+    assert "The best scalar step cannot reach this target" in text
+
+
 def test_a_path_that_cannot_be_written_is_an_input_error(run: eq.Calibration, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(eq.InvalidInput, match="can be written"):
@@ -192,7 +224,7 @@ def test_the_error_shown_is_the_error_made() -> None:
     rows, model = eq.data.rows(x, rng.poisson(np.exp(0.4 + 0.3 * x[:, 1]))), eq.glm("poisson")
     runs = [eq.calibrate(model, rows, ess=150, chains=2, seed=s, progress=False) for s in range(60)]
     observed = np.std([made.diagnosis.sd_ratio for made in runs])
-    shown = np.mean([plots.spread_error(made) for made in runs])
+    shown = np.mean([made.diagnosis.spread_error for made in runs])
     # 120 nearly independent ratios: the relative error of their standard deviation is 1/√240
     assert abs(observed / shown - 1.0) < 4.0 / np.sqrt(240)
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
-from equipoise.calibration.options import CalibrateOptions, Length, Moves, Reading, Running, options_of
+from equipoise.calibration.options import CalibrateOptions, Length, Moves, Reading, Running, Tuned, options_of, takes
 from equipoise.calibration.planning import Plan, make_plan
 from equipoise.checks import one_of, probability
 from equipoise.data.arrays import rows
@@ -103,6 +103,29 @@ class Calibration:
         from equipoise.report.summary import summarise
 
         return summarise(self, probability("interval", interval))
+
+    def intervals(self, level: float = 0.95, recentred: bool = False) -> pd.DataFrame:
+        """Intervals from the draws.
+
+        Parameters
+        ----------
+        level
+            Probability of the interval.
+        recentred
+            Shift it back by the predicted bias of the draws' mean (theory eq. 7.1).
+
+        Returns
+        -------
+        pandas.DataFrame
+            Columns estimate (the minimiser), lower, upper; one row per parameter.
+        """
+        import pandas as pd  # slow to import: only those who ask for a table pay for it
+
+        from equipoise.calibration.findings import intervals
+
+        found = intervals(self, probability("level", level), recentred)
+        columns = {"estimate": self.tuning.center, "lower": found.lower, "upper": found.upper}
+        return pd.DataFrame(columns, index=pd.Index(self.names))
 
     def predict(self, X_new: Any, interval: float = 0.9, offset: ArrayLike | None = None) -> pd.DataFrame:
         """Mean response at new rows with a calibrated interval for it.
@@ -210,6 +233,7 @@ class Calibration:
         return save(self, Path(path))
 
 
+@takes(Reading, Moves, Length, Tuned, Running)
 @checked
 def calibrate(
     model: Model | Problem,

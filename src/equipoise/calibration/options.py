@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypedDict, TypeVar, cast
@@ -13,9 +14,10 @@ from equipoise.checks import is_number, nearest, shown, whole
 from equipoise.errors import InvalidInput
 from equipoise.theory.dynamics import Dynamics
 
-__all__ = ["CalibrateOptions", "Length", "Moves", "PlanOptions", "Reading", "Running", "options_of"]
+__all__ = ["CalibrateOptions", "Length", "Moves", "PlanOptions", "Reading", "Running", "Tuned", "options_of", "takes"]
 
 Group = TypeVar("Group")
+F = TypeVar("F", bound=Callable[..., object])
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,10 @@ class Reading:
 
     formula: str | None = None
     weights: object = None
+    frequency: object = None
     offset: object = None
     missing: str = "raise"
+    context: Mapping[str, Callable[..., object]] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,13 @@ class Moves:
                 raise InvalidInput("batch_size", "'auto' or a whole number", repr(size), "use 'auto'")
             size = min(n, max(8, min(n // 20, 1000)))
         return Dynamics(size, self.momentum, self.inverse_temperature, self.replacement)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """On which rows the step matrix is tuned: all, or so many random ones."""
+
+    tuning_rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +94,10 @@ class PlanOptions(TypedDict, total=False):
 
     formula: str | None
     weights: object
+    frequency: object
     offset: object
     missing: str
+    context: Mapping[str, Callable[..., object]] | None
     batch_size: int | str
     momentum: float
     inverse_temperature: float
@@ -105,6 +118,25 @@ class CalibrateOptions(PlanOptions, total=False):
     checkpoint: str | Path | None
     threads: int | None
     storage: str
+
+
+def takes(*groups: type) -> Callable[[F], F]:
+    """Show the options of the groups in a function's signature, with their defaults, in place of `**options`."""
+
+    def shown_by(function: F) -> F:
+        signature = inspect.signature(function)
+        own = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        names = {p.name for p in own}
+        more = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+            for group in groups
+            for f in fields(group)
+            if f.name not in names
+        ]
+        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        return function
+
+    return shown_by
 
 
 def options_of(group: type[Group], options: Mapping[str, object], known: type, **given: object) -> Group:

@@ -11,9 +11,9 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from equipoise.calibration.options import Length, Moves, PlanOptions, Reading, options_of
+from equipoise.calibration.options import Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
 from equipoise.checks import whole
-from equipoise.errors import EquipoiseWarning
+from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
 from equipoise.models.binding import bind, checked
 from equipoise.models.problem import Model, Problem
@@ -24,6 +24,8 @@ from equipoise.theory.targets import target_matrix
 from equipoise.theory.tuning import Tuning, tune
 
 __all__ = ["Plan", "make_plan", "plan"]
+
+_OWN = 1e-3  # standard deviations a problem's minimum may be away from the estimate of a plan that is attached to it
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,34 @@ class Plan:
         return self.rows / self.moments.n
 
     def attach(self, problem: Problem) -> Plan:
-        """The same plan with a reference to its problem."""
+        """The same plan with a reference to its problem.
+
+        Raises
+        ------
+        InvalidInput
+            If the plan's estimate does not minimise the problem's loss: then it is another problem.
+        """
         here = problem.at_constant(self.fit.constant)
+        self._require_own(here)
         tuning, moments = self.tuning.attach(here), self.moments.attach(here)
         return replace(self, model=here.model, moments=moments, tuning=tuning, problem=here)
+
+    def _require_own(self, problem: Problem) -> None:
+        names, N, H = self.moments.names, self.moments.n, self.moments.hessian
+        if problem.names != names or problem.n != N:
+            given = f"{problem.n:,} rows of {', '.join(problem.names[:5])}"
+            raise InvalidInput(
+                "problem", f"that of this run: {N:,} rows of {', '.join(names[:5])}", given, "bind its data"
+            )
+        slope = problem.derivatives(self.moments.params, 1).gradient
+        distance = float(np.sqrt(N * slope @ np.linalg.solve(H, slope)))
+        if not distance <= _OWN:
+            raise InvalidInput(
+                "problem",
+                "that of this run, whose estimate minimises its loss",
+                f"one whose minimum is {distance:.2g} standard deviations away",
+                "bind the model and the data the run was made with",
+            )
 
     def __getstate__(self) -> dict[str, object]:
         model = self.model if self.model is not None and self.model.portable else None
@@ -115,6 +141,7 @@ class Plan:
         return "\n".join(lines)
 
 
+@takes(Reading, Moves, Length, Tuned)
 @checked
 def plan(
     model: Model | Problem,
@@ -139,7 +166,7 @@ def plan(
         Effective draws wanted from all chains together.
     seed
         Chooses the tuning rows.
-    formula, weights, offset, missing
+    formula, weights, frequency, offset, missing, context
         How to read a table: see `eq.data.table`.
     batch_size
         Rows per step; `"auto"` takes a twentieth of the data, between 8 and 1000 rows. The cost of an effective draw
@@ -147,7 +174,7 @@ def plan(
     momentum, inverse_temperature, replacement, proxy, structure
         See `eq.Dynamics` and `eq.tune`.
     tuning_rows
-        Fit and tune on this many random rows.
+        Tune the step matrix on this many random rows; the estimate is that of all rows.
     draws, thin, burn_in
         Override what `ess` and the predicted law would give.
 

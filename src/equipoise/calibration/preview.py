@@ -38,6 +38,36 @@ class Preview:
     target_name: str
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Parameter names."""
+        return self.moments.names or tuple(f"x{j}" for j in range(self.moments.dim))
+
+    @property
+    def sd(self) -> Array:
+        """Predicted standard deviations."""
+        return np.sqrt(np.diag(self.law.cov))
+
+    @property
+    def target_sd(self) -> Array:
+        """Standard deviations of the target."""
+        return np.sqrt(np.diag(self.target))
+
+    @property
+    def sd_ratio(self) -> Array:
+        """Predicted standard deviations over the target's."""
+        return self.sd / self.target_sd
+
+    @property
+    def shift(self) -> Array:
+        """Predicted mean bias in standard deviations."""
+        return self.law.mean_bias / self.sd
+
+    @property
+    def ess_per_thousand(self) -> Array:
+        """Effective draws of each parameter in a thousand steps."""
+        return 1000.0 / self.law.iacts()
+
+    @property
     def scalar(self) -> float | None:
         """The step size where the step is a multiple of the identity, else None."""
         size = float(self.law.step[0, 0])

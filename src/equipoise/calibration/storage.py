@@ -92,7 +92,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         "state": [{"step": state.step, "hits": state.hits} for state in chains.state],
         "layout": frame,
         "response": cal.response,
-        "design": None if cal.design is None else _picked(cal.design, ("formula", "template", "offset", "stateful")),
+        "design": None if cal.design is None else cal.design.to_json(),
         "refinement": None if cal.refinement is None else asdict(cal.refinement),
     }
     arrays = {
@@ -144,7 +144,7 @@ def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
         plan,
         chains,
         _member(header, "response", str),
-        None if design is None else Design(spec=None, **_member(header, "design", dict)),
+        None if design is None else Design.from_json(_member(header, "design", str)),
         None if found is None else _refinement(_member(header, "refinement", dict)),
     )
 

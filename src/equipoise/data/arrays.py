@@ -1,4 +1,4 @@
-"""Rows of a regression: design matrix, response, weights and offset, checked once at the door."""
+"""Rows of a regression: design matrix, response, weights, frequencies and offset, checked once at the door."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.arrays import Array, Index
+from equipoise.arrays import Array, Index, Mask
 from equipoise.data.source import chosen_rows, ordered_reduce
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, blocks
@@ -18,28 +18,32 @@ from equipoise.linalg import Sums, blocks
 if TYPE_CHECKING:
     from equipoise.data.table import Design
 
-__all__ = ["Columns", "Rows", "as_rows", "rows"]
+__all__ = ["Columns", "Rows", "as_rows", "require_weights", "rows"]
 
+# Up to here every whole number is a float of its own.
+_LARGEST_COUNT = 2.0**53
 # Numbers that a pass makes of one block of columns: the largest intermediate.
 _COLUMN_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
 class Rows:
-    """N observations of a linear-predictor model.
+    """N observations of a linear-predictor model, each a row, or several alike in one row that counts them.
 
     Attributes
     ----------
     x, y
-        Design matrix (N, D) and response (N,).
+        Design matrix (rows, D) and response (rows,).
     weights, offset
-        Observation weights and known part of the predictor, (N,) or None.
+        What multiplies each loss and the known part of the predictor, (rows,) or None.
     names
         One name per column of `x`.
     response
         The name of the response.
     design
         How the columns were made from a table, or None when they were given as arrays.
+    frequency
+        How many observations each row stands for, (rows,) or None for one each.
     """
 
     x: Array
@@ -49,10 +53,16 @@ class Rows:
     names: tuple[str, ...]
     response: str = "y"
     design: Design | None = None
+    frequency: Array | None = None
 
     @property
     def n(self) -> int:
-        """Number of rows."""
+        """Number of observations N: of rows, each as often as its frequency says."""
+        return self.height if self.frequency is None else int(self.frequency.sum())
+
+    @property
+    def height(self) -> int:
+        """Number of rows that are stored."""
         return self.x.shape[0]
 
     @property
@@ -68,7 +78,19 @@ class Rows:
             y=self.y[index],
             weights=None if self.weights is None else self.weights[index],
             offset=None if self.offset is None else self.offset[index],
+            frequency=None if self.frequency is None else self.frequency[index],
         )
+
+    def counted(self, times: Array) -> Rows:
+        """The rows, each so many times; those of no time are left out."""
+        kept = np.flatnonzero(times)
+        alone = self.frequency is None and bool(np.all(times[kept] == 1.0))
+        return replace(self.take(kept), frequency=None if alone else times[kept])
+
+    @property
+    def counts(self) -> Array:
+        """The frequency of every row, ones where there is none."""
+        return np.ones(self.height) if self.frequency is None else self.frequency
 
     @staticmethod
     def joined(parts: Sequence[Rows]) -> Rows:
@@ -76,17 +98,19 @@ class Rows:
         first = parts[0]
         weights = [part.weights for part in parts if part.weights is not None]
         offset = [part.offset for part in parts if part.offset is not None]
+        counted = any(part.frequency is not None for part in parts)
         return replace(
             first,
             x=np.concatenate([part.x for part in parts]),
             y=np.concatenate([part.y for part in parts]),
             weights=np.concatenate(weights) if weights else None,
             offset=np.concatenate(offset) if offset else None,
+            frequency=np.concatenate([part.counts for part in parts]) if counted else None,
         )
 
     def blocks(self, width: int | None = None) -> Iterator[Rows]:
         """Views of the rows that stay in cache while a pass uses them."""
-        for block in blocks(self.n, max(self.dim, width or 0)):
+        for block in blocks(self.height, max(self.dim, width or 0)):
             yield self.take(block)
 
     def reduce(self, f: Callable[[Rows], Sums], width: int | None = None) -> Sums:
@@ -94,12 +118,16 @@ class Rows:
         return ordered_reduce(list(self.blocks(width)), f)
 
     def sample(self, count: int, seed: int) -> Rows:
-        """`count` rows drawn without replacement, in their original order."""
-        return self.take(chosen_rows(self.n, count, seed))
+        """`count` observations drawn without replacement, in their original order, a row for each."""
+        chosen = chosen_rows(self.n, count, seed)
+        if self.frequency is None:
+            return self.take(chosen)
+        return replace(self, frequency=None).take(np.searchsorted(np.cumsum(self.frequency), chosen, side="right"))
 
     def fingerprint(self) -> str:
         """A digest of every number."""
-        return _digest([self.x, self.y, self.weights, self.offset])
+        counts = [] if self.frequency is None else [self.frequency]
+        return _digest([self.x, self.y, self.weights, self.offset, *counts])
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,6 +189,7 @@ def rows(
     y: Any,
     *,
     weights: Any = None,
+    frequency: Any = None,
     offset: Any = None,
     names: Sequence[str] | None = None,
 ) -> Rows:
@@ -169,29 +198,38 @@ def rows(
     Parameters
     ----------
     x
-        (N, D) design matrix; a DataFrame gives its column names to the parameters.
+        (rows, D) design matrix; a DataFrame gives its column names to the parameters.
     y
-        (N,) response.
+        (rows,) response.
     weights
-        (N,) positive observation weights multiplying the losses; None means ones.
+        (rows,) precision weights, none negative: each multiplies the loss of its row, so that a row of weight 4 is one
+        observation with half the spread. None means ones.
+    frequency
+        (rows,) whole numbers: how many equal observations each row stands for. N is then their sum, and every result
+        is that of the data with each row written so many times. None means ones.
     offset
-        (N,) known part of the linear predictor; None means zeros.
+        (rows,) known part of the linear predictor; None means zeros.
     names
         Names of the columns.
 
     Returns
     -------
     Rows
+        Without the rows whose weight or frequency is zero.
 
     Raises
     ------
     InvalidInput
-        If shapes disagree, a value is not a finite number, or a weight is not positive.
+        If shapes disagree, a value is not a finite number, a weight is negative, a frequency is not a whole number of
+        times, or no row is left.
 
     Examples
     --------
     >>> rows([[1.0, 0.5], [1.0, 2.0]], [0, 1], names=["intercept", "dose"]).dim
     2
+    >>> made = rows([[1.0, 0.5], [1.0, 2.0]], [0, 1], frequency=[3, 2])
+    >>> made.n, made.height
+    (5, 2)
     """
     if names is None and hasattr(x, "columns"):
         names = [str(column) for column in x.columns]
@@ -200,26 +238,74 @@ def rows(
     labels = tuple(names) if names is not None else tuple(f"x{j}" for j in range(dim))
     if len(labels) != dim or len(set(labels)) != dim:
         raise InvalidInput("names", f"{dim} distinct names, one per column", list(labels), "give one name per column")
-    checked_weights = None if weights is None else _vector("weights", weights, n)
-    if checked_weights is not None and not np.all(checked_weights > 0):
-        raise InvalidInput(
-            "weights",
-            "positive",
-            f"minimum {checked_weights.min():g}",
-            "drop the rows whose weight is zero or negative",
-        )
-    return Rows(
+    made = Rows(
         x=design,
         y=_vector("y", y, n),
-        weights=checked_weights,
+        weights=None if weights is None else _vector("weights", weights, n),
         offset=None if offset is None else _vector("offset", offset, n),
         names=labels,
         response=str(getattr(y, "name", None) or "y"),
+        frequency=None if frequency is None else _vector("frequency", frequency, n),
     )
+    taking = _taking_part(made.weights, made.frequency)
+    made = made if taking is None else made.take(taking)
+    # only of the rows that take part: one of weight zero may stand for an observation that was not made
+    for name, array in (("X", made.x), ("y", made.y), ("offset", made.offset)):
+        if array is not None:
+            _require_finite(name, array, taking)
+    return made
+
+
+def _taking_part(weights: Array | None, frequency: Array | None) -> Index | None:
+    """The rows whose weight and frequency are positive, once both were checked; None for all rows."""
+    given = [("weights", weights), ("frequency", frequency)]
+    counts = [(name, values) for name, values in given if values is not None]
+    for name, values in counts:
+        _require_finite(name, values)
+    require_weights(weights, frequency)
+    kept = np.all([values > 0.0 for _, values in counts], axis=0)
+    return None if np.all(kept) else np.flatnonzero(kept)
+
+
+def require_weights(weights: Array | None, frequency: Array | None, labels: Index | None = None) -> None:
+    """Raise unless weights and frequencies say how much each row counts, and at least one row does.
+
+    Parameters
+    ----------
+    weights, frequency
+        One finite number per row, or None.
+    labels
+        What the rows are called in the message; their numbers if None.
+
+    Raises
+    ------
+    InvalidInput
+        Naming the first row that is wrong.
+    """
+    if weights is not None:
+        _require_rows(
+            "weights", weights, weights >= 0.0, labels, "positive or zero", "a weight of zero leaves a row out"
+        )
+    if frequency is not None:
+        whole_times = (frequency >= 0.0) & (frequency == np.floor(frequency))
+        remedy = "count observations with it; weights= takes any positive number"
+        _require_rows("frequency", frequency, whole_times, labels, "whole numbers, zero or more", remedy)
+        if frequency.sum() >= _LARGEST_COUNT:
+            raise InvalidInput("frequency", "less than 2⁵³ in all", f"{frequency.sum():g}", "use smaller counts")
+    given = {name: value for name, value in (("weights", weights), ("frequency", frequency)) if value is not None}
+    if given and not np.all([value > 0.0 for value in given.values()], axis=0).any():
+        raise InvalidInput(", ".join(given), "positive for some row", "zero for every row", "check them")
+
+
+def _require_rows(name: str, values: Array, good: Mask, labels: Index | None, requirement: str, remedy: str) -> None:
+    if not good.all():
+        bad = np.flatnonzero(~good)
+        row = bad[0] if labels is None else labels[bad[0]]
+        raise InvalidInput(name, requirement, f"{values[bad[0]]:g} at row {row} ({bad.size} such rows)", remedy)
 
 
 def as_rows(data: Any) -> Rows:
-    """Accept `Rows`, an `(x, y)` pair, or a mapping with keys x, y and optionally weights, offset.
+    """Accept `Rows`, an `(x, y)` pair, or a mapping with keys x, y and optionally weights, frequency, offset.
 
     Raises
     ------
@@ -230,11 +316,11 @@ def as_rows(data: Any) -> Rows:
         return data
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return rows(data[0], data[1])
-    if isinstance(data, dict) and {"x", "y"} <= data.keys() <= {"x", "y", "weights", "offset"}:
+    if isinstance(data, dict) and {"x", "y"} <= data.keys() <= {"x", "y", "weights", "frequency", "offset"}:
         return rows(**data)
     raise InvalidInput(
         "data",
-        "an (X, y) pair, a mapping with keys x, y, weights, offset, or a source from eq.data",
+        "an (X, y) pair, a mapping with keys x, y, weights, frequency, offset, or a source from eq.data",
         type(data).__name__,
         "for a DataFrame or a file pass formula=..., or use eq.data.table(frame, formula)",
     )
@@ -249,7 +335,6 @@ def _matrix(x: Any) -> Array:
             f"shape {array.shape}",
             "reshape it to (N, D)",
         )
-    _require_finite("X", array)
     return np.ascontiguousarray(array)
 
 
@@ -261,7 +346,6 @@ def _vector(name: str, values: Any, n: int) -> Array:
         raise InvalidInput(
             name, f"a vector with one entry per row of X, ({n},)", f"shape {array.shape}", "match it to X"
         )
-    _require_finite(name, array)
     return np.ascontiguousarray(array)
 
 
@@ -284,7 +368,7 @@ def _floats(name: str, values: Any) -> Array:
         raise given from error
 
 
-def _require_finite(name: str, array: Array) -> None:
+def _require_finite(name: str, array: Array, labels: Index | None = None) -> None:
     # a sum is finite only if its terms are, and takes a tenth of the time and no memory
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(array.sum()):
@@ -292,6 +376,7 @@ def _require_finite(name: str, array: Array) -> None:
     bad = ~np.isfinite(array)
     if bad.any():
         index = np.argwhere(bad)
+        index[:, 0] = index[:, 0] if labels is None else labels[index[:, 0]]
         where = ", ".join(str(tuple(map(int, i)) if array.ndim > 1 else int(i[0])) for i in index[:3])
         more = "" if len(index) <= 3 else f" and {len(index) - 3} more"
         raise InvalidInput(

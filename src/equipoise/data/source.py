@@ -36,7 +36,7 @@ class Source(Protocol[Block]):
 
     @property
     def n(self) -> int:
-        """Number of rows."""
+        """Number of observations: of rows, each as often as it counts."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Source(Protocol[Block]):
         ...
 
     def sample(self, count: int, seed: int) -> Source[Block]:
-        """So many rows drawn without replacement, in their original order."""
+        """So many observations drawn without replacement, in their original order."""
         ...
 
     def fingerprint(self) -> str:

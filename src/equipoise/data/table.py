@@ -2,85 +2,30 @@
 
 from __future__ import annotations
 
-import re
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.data.arrays import Rows, rows
-from equipoise.errors import InvalidInput
+from equipoise.arrays import Index, Mask
+from equipoise.checks import shown
+from equipoise.data.arrays import Rows, require_weights, rows
+from equipoise.data.columns import Column, Level, column_values, learnt, numbers
+from equipoise.data.design import Design, as_numbers, evaluated, learnt_encoding, vector
+from equipoise.data.formula import Reading, parsed, require_room
+from equipoise.data.frames import as_frame, incomplete, picked, require_complete, require_finite, without_lagged
+from equipoise.data.grammar import FUNCTIONS, UserFunction, user_functions
+from equipoise.data.wording import brief, listed
+from equipoise.errors import EquipoiseWarning, InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["Design", "read_table", "table"]
-
-
-@dataclass(frozen=True)
-class Design:
-    """How a table became a design matrix, so that new tables are encoded the same way.
-
-    Attributes
-    ----------
-    formula
-        The formula as given.
-    spec
-        The right-hand side's encoder (a formulaic `ModelSpec`), or None once the run was loaded from disk.
-    template
-        The distinct levels of each categorical variable; None for a numeric one.
-    offset
-        The name of the offset column, or None.
-    stateful
-        Whether the formula learnt numbers from the training table (a spline, a centring).
-    """
-
-    formula: str
-    spec: Any
-    template: dict[str, list[Any] | None]
-    offset: str | None = None
-    stateful: bool = False
-
-    def encode(self, frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series[Any] | None]:
-        """Design matrix and offset (or None) of a new table."""
-        names = [*self.template, *([self.offset] if self.offset else [])]
-        _require_columns(frame, names)
-        frame = _without_missing(frame[names], "raise")
-        for name, levels in self.template.items():
-            unseen = [] if levels is None else sorted(set(frame[name]) - set(levels), key=str)
-            if unseen:
-                raise InvalidInput(
-                    name,
-                    f"one of the levels seen when fitting, {levels}",
-                    unseen,
-                    "recode or drop those rows",
-                )
-        spec = self.spec if self.spec is not None else self._rebuilt()
-        return _encoded(spec, frame, self.formula), None if self.offset is None else frame[self.offset]
-
-    def _rebuilt(self) -> Any:
-        """The encoder made anew from the stored levels; possible when it learnt nothing else from the data."""
-        if self.stateful:
-            raise InvalidInput(
-                "X_new",
-                "a design matrix, because the formula of this loaded run has transforms that learn from the data",
-                "a table",
-                "pass the encoded columns as an array",
-            )
-        import pandas as pd
-
-        height = max([2, *(len(levels) for levels in self.template.values() if levels is not None)])
-        columns: dict[str, Any] = {}
-        for name, levels in self.template.items():
-            values = (
-                np.linspace(1.0, 2.0, height) if levels is None else [levels[i % len(levels)] for i in range(height)]
-            )
-            # numbers inside C() may be used as numbers elsewhere; otherwise the order of the levels sets the baseline
-            plain = levels is None or (_inside_c(name, self.formula) and _are_sorted_numbers(levels))
-            columns[name] = values if plain else pd.Categorical(values, categories=levels)
-        frame = pd.DataFrame(columns)
-        return _encoded(_formula(self.formula).rhs, frame, self.formula).model_spec
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
@@ -92,19 +37,31 @@ def read_table(path: str | Path) -> pd.DataFrame:
         If the file does not exist, has another suffix, or cannot be parsed.
     """
     file = Path(path)
-    if not file.is_file():
-        raise InvalidInput("data", "an existing CSV or Parquet file", str(path), "check the path")
+    if not isfile(file):  # unlike Path's own, false for names no file can have
+        raise InvalidInput("data", "an existing CSV or Parquet file", shown(str(path)), "check the path")
+    suffix = file.suffix.lower()
+    if suffix not in {".csv", ".tsv", ".txt", ".parquet", ".pq"}:
+        raise InvalidInput(
+            "data", "a file ending in .csv, .tsv, .txt, .parquet or .pq", brief(file.name), "convert the file"
+        )
+    try:
+        return _parsed_file(file)
+    except Exception as error:  # a damaged file makes the readers raise almost anything
+        raise InvalidInput(
+            "data", "a readable table", f"{brief(file.name)}: {brief(error, 200)}", "check the file's format"
+        ) from error
+
+
+def _parsed_file(file: Path) -> pd.DataFrame:
     import pandas as pd  # slow to import: only those who read tables pay for it
 
-    suffix = file.suffix.lower()
-    try:
-        if suffix in {".parquet", ".pq"}:
-            return pd.read_parquet(file)
-        if suffix in {".csv", ".tsv", ".txt"}:
-            return pd.read_csv(file, sep=_separator(file))
-    except (ValueError, OSError, pd.errors.ParserError) as error:
-        raise InvalidInput("data", "a readable table", f"{file.name}: {error}", "check the file's format") from error
-    raise InvalidInput("data", "a file ending in .csv, .tsv, .txt, .parquet or .pq", file.name, "convert the file")
+    if file.suffix.lower() in {".parquet", ".pq"}:
+        return pd.read_parquet(file)
+    # in one piece, so that a column has one type throughout
+    frame = pd.read_csv(file, sep=_separator(file), low_memory=False)
+    if not isinstance(frame.index, pd.RangeIndex):
+        raise ValueError("the rows have more fields than the header")
+    return frame
 
 
 def _separator(file: Path) -> str:
@@ -114,25 +71,45 @@ def _separator(file: Path) -> str:
 
 
 def table(
-    data: pd.DataFrame | str | Path,
+    data: object,
     formula: str,
     *,
-    weights: str | None = None,
-    offset: str | None = None,
+    weights: Any = None,
+    frequency: Any = None,
+    offset: Any = None,
     missing: str = "raise",
+    context: Mapping[str, UserFunction] | None = None,
 ) -> Rows:
     """Turn a table into rows by a formula.
+
+    A formula is made of columns (those whose names are not plain words in backticks, or as `Q('my column')`),
+    `+ - : * / ** %in%` and brackets between them, and calls of
+
+    - `C(x)`, also with contrasts, as in `C(x, contr.sum)` or `C(x, contr.treatment('a'))`, and `hashed(x, levels=k)`;
+    - `I(...)` for arithmetic and comparisons, as in `I(x**2)` or `I(region == 'west')`;
+    - `log log10 log2 log1p exp exp2 expm1 sqrt abs` and NumPy's elementwise functions, as in `np.tanh(x)`;
+    - `center scale standardize poly bs cr cs cc`, which learn from the table and keep what they learnt;
+    - `lag(x, k)`, whose first rows have no value and need `missing="drop"`.
+
+    Nothing else is run: a formula is checked before it is evaluated. Text and category columns become one column per
+    level, in sorted order or their own; dates count as days since 1970 began (in UTC) unless they are inside `C()`;
+    a response of two levels or of truth values becomes 0 and 1, the second level being 1.
 
     Parameters
     ----------
     data
-        A DataFrame, or the path of a CSV or Parquet file.
+        A DataFrame, anything with `to_pandas()`, or the path of a CSV or Parquet file.
     formula
         For example `"count ~ age + C(region)"`; an intercept is included unless `- 1` is written.
-    weights, offset
-        Names of columns.
+    weights, frequency, offset
+        Each the name of a column, or one number per row of the table. Precision weights multiply the loss of a row;
+        a frequency is how many equal observations a row stands for, and every result, also what `center` and the like
+        learn, is that of the table with each row written so many times. Rows of weight or frequency zero are left out.
     missing
         `"raise"` (default) names the rows and columns with missing values; `"drop"` leaves those rows out.
+    context
+        Functions of your own that the formula may call, by name; each maps columns to a column, row by row. They are
+        kept with the design in memory; a run whose formula calls any cannot be saved.
 
     Returns
     -------
@@ -141,7 +118,7 @@ def table(
     Raises
     ------
     InvalidInput
-        If a column is absent, a value is missing, or the formula cannot be parsed.
+        If a column is absent, a value is missing, or the formula cannot be parsed or has anything else in it.
 
     Examples
     --------
@@ -150,125 +127,160 @@ def table(
     >>> table(frame, "y ~ g").names
     ('Intercept', 'g[T.b]')
     """
-    if missing not in {"raise", "drop"}:
-        raise InvalidInput("missing", "'raise' or 'drop'", repr(missing), "choose one of the two")
-    frame = read_table(data) if isinstance(data, (str, Path)) else data
-    if not hasattr(frame, "columns"):
-        raise InvalidInput("data", "a DataFrame or a file path", type(data).__name__, "pass formula= only with a table")
-    parsed = _formula(formula)
-    extra = [name for name in (weights, offset) if name is not None]
-    # formulaic does not list the variables inside center(), scale(), bs() and the like: look for them by name
-    mentioned = _mentioned(formula)
-    names = sorted({*map(str, parsed.required_variables), *(c for c in frame.columns if c in mentioned)})
-    _require_columns(frame, [*names, *extra])
-    frame = _without_missing(frame[[*dict.fromkeys([*names, *extra])]], missing)
-    matrices = _encoded(parsed, frame, formula)
-    left = matrices.lhs
-    if left.shape[1] != 1:
+    if missing not in ("raise", "drop"):
+        raise InvalidInput("missing", "'raise' or 'drop'", shown(missing), "choose one of the two")
+    functions = user_functions(context)
+    sides, reading = parsed(formula, functions)
+    frame = as_frame(read_table(data) if isinstance(data, (str, Path)) else data)
+    beside = _beside(frame, {"weights": weights, "frequency": frequency, "offset": offset})
+    part = _taking_part(picked(frame, reading.columns), beside, missing, reading)
+    values, known, response_levels = _typed(part.chosen, reading)
+    require_room(sides, reading, functions, known)
+    left, right, spec = _matrices(sides, values, reading, functions, part.times)
+    left, right, part = _finite_sides(left, right, part, missing, reading)
+    if part.dropped:
+        warnings.warn(
+            f"{part.dropped} of {len(frame)} rows with missing values were left out.", EquipoiseWarning, stacklevel=2
+        )
+    made = rows(right, left.iloc[:, 0], **part.numbers)
+    design = Design(
+        formula=formula,
+        columns=known,
+        **learnt_encoding(reading, spec),
+        offset=offset if isinstance(offset, str) else None,
+        array_offset=offset is not None and not isinstance(offset, str),
+        dropped=part.dropped,
+        response_levels=response_levels,
+        context={name: function for name, function in functions.items() if name in reading.functions},
+    )
+    return replace(made, design=design)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The rows that take part: the formula's columns, weights and others beside them, and how many were dropped."""
+
+    chosen: pd.DataFrame
+    beside: pd.DataFrame
+    dropped: int
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Weights, frequency and offset, as far as given."""
+        return {str(name): numbers(str(name), self.beside[name]) for name in self.beside.columns}
+
+    @property
+    def times(self) -> Index | None:
+        """How many observations each row stands for; None for one each."""
+        given = self.numbers
+        require_weights(given.get("weights"), given.get("frequency"), self.beside.index.to_numpy())
+        return given["frequency"].astype(np.int64) if "frequency" in given else None
+
+    def at(self, kept: Mask) -> _Part:
+        """Those of the rows that have a value."""
+        if not kept.any():
+            raise InvalidInput(
+                "data",
+                "a table with rows left to fit",
+                "missing values in every row",
+                "fill them, or use other columns",
+            )
+        return _Part(self.chosen[kept], self.beside[kept], self.dropped + int((~kept).sum()))
+
+
+def _beside(frame: pd.DataFrame, options: Mapping[str, Any]) -> pd.DataFrame:
+    """Weights, frequency and offset, as far as given, one value per row of the table."""
+    import pandas as pd
+
+    given = {name: value for name, value in options.items() if value is not None}
+    columns = {
+        name: picked(frame, [value], name)[value] if isinstance(value, str) else vector(name, value, len(frame))
+        for name, value in given.items()
+    }
+    return pd.DataFrame(columns, index=pd.RangeIndex(len(frame)))
+
+
+def _taking_part(chosen: pd.DataFrame, beside: pd.DataFrame, missing: str, reading: Reading) -> _Part:
+    """The rows that count for something and of which, once the others were dropped or refused, nothing is missing."""
+    weighted, given = np.ones(len(chosen), dtype=bool), [name for name in ("weights", "frequency") if name in beside]
+    for name in given:
+        weighted &= ~(beside[name] == 0).fillna(False).to_numpy(dtype=bool)
+    if not weighted.any():
+        raise InvalidInput(", ".join(given), "positive for some row", "zero for every row", "check the weights")
+    if missing == "raise":
+        for frame in (chosen, beside):
+            require_complete(frame[weighted], "drop or fill those rows, or fit with missing='drop'")
+    part = _Part(chosen[weighted], beside[weighted], 0)
+    part = part.at(~(incomplete(part.chosen) | incomplete(part.beside)))
+    if reading.lags and len(part.chosen) < len(chosen):
         raise InvalidInput(
-            "formula", "one with a single numeric response", f"{formula!r} with response columns {list(left.columns)}",
+            "formula", "without lag() where rows in between are left out", shown(reading.text),
+            "fill the missing values, or compute the lagged column before",
+        )  # fmt: skip
+    return part
+
+
+def _typed(
+    chosen: pd.DataFrame, reading: Reading
+) -> tuple[pd.DataFrame, dict[str, Column], tuple[Level, Level] | None]:
+    """The columns as formulas take them, what those on the right are, and the names of a response's two levels."""
+    import pandas as pd
+
+    known = {name: learnt(name, chosen[name], roles) for name, roles in reading.predictors.items()}
+    values = {name: column_values(name, chosen[name], column) for name, column in known.items()}
+    names = None
+    for name, roles in reading.response.items():
+        column = known.get(name) or learnt(name, chosen[name], roles)
+        values[name] = column_values(name, chosen[name], column)
+        if column.kind == "category" and roles == {"term"}:
+            names = _two_levels(name, column, reading)
+            values[name] = values[name].cat.codes.astype(np.float64)
+    return pd.DataFrame(values, index=chosen.index), known, names
+
+
+def _two_levels(name: str, column: Column, reading: Reading) -> tuple[Level, Level]:
+    levels = column.levels or ()
+    if len(levels) != 2 or name in reading.predictors:
+        raise InvalidInput(
+            "formula", "one with a single numeric response",
+            f"{shown(reading.text)} with a response of {len(levels)} levels, [{listed(levels)}]",
             "code the response as numbers (0 and 1 for bernoulli)",
         )  # fmt: skip
-    made = rows(
-        matrices.rhs,
-        left.iloc[:, 0],
-        weights=None if weights is None else frame[weights],
-        offset=None if offset is None else frame[offset],
-    )
-    return replace(made, design=_design(formula, matrices.rhs.model_spec, frame, offset))
+    return levels[0], levels[1]
 
 
-def _design(formula: str, spec: Any, frame: pd.DataFrame, offset: str | None) -> Design:
-    variables = sorted(str(v) for v in spec.required_variables if v in frame.columns)
-    coded = [v for v in variables if _is_categorical(frame[v]) or _inside_c(v, formula)]
-    template = {v: _levels(frame[v]) if v in coded else None for v in variables}
-    return Design(formula, spec, template, offset, stateful=bool(spec.transform_state))
-
-
-def _inside_c(name: str, formula: str) -> bool:
-    return re.search(rf"\bC\(\s*`?{re.escape(name)}`?\s*[,)]", formula) is not None
-
-
-def _levels(column: pd.Series[Any]) -> list[Any]:
-    """The levels in the order in which they are coded: their own, or sorted."""
-    if hasattr(column, "cat"):
-        return list(column.cat.categories.tolist())
-    levels = column.unique().tolist()
-    try:
-        return sorted(levels)
-    except TypeError:  # of mixed types
-        return sorted(levels, key=str)
-
-
-def _are_sorted_numbers(levels: list[Any]) -> bool:
-    return all(isinstance(level, (bool, int, float)) for level in levels) and levels == sorted(levels)
-
-
-def _is_categorical(column: pd.Series[Any]) -> bool:
-    from pandas.api.types import is_numeric_dtype
-
-    return not is_numeric_dtype(column)
-
-
-def _mentioned(formula: str) -> set[str]:
-    """Names in a formula, quoted or bare, that are neither called nor keywords; some may not be columns."""
-    bare = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", " ", formula)
-    return {*re.findall(r"`([^`]+)`", formula), *re.findall(r"(?<![\w.])[^\W\d]\w*(?!\w|\s*\(|\s*=(?!=))", bare)}
-
-
-def _encoded(spec: Any, frame: pd.DataFrame, formula: str) -> Any:
-    """Apply a formula or an encoder; missing values that a transform makes are kept, for `rows` to find."""
-    try:
-        return spec.get_model_matrix(frame, na_action="ignore")
-    except Exception as error:
+def _matrices(
+    sides: Any, values: pd.DataFrame, reading: Reading, functions: Mapping[str, UserFunction], times: Index | None
+) -> tuple[pd.DataFrame, pd.DataFrame, Any]:
+    """Response and design matrix as numbers, and their encoder, which counts each row as often as it stands there."""
+    learning = any(FUNCTIONS[name].learns for name in reading.functions if name in FUNCTIONS)
+    if times is None or not (learning or reading.lags) or (times == 1).all():
+        made = evaluated(sides, values, reading.text, functions)
+        return as_numbers(made.lhs, reading.text), as_numbers(made.rhs, reading.text), made.rhs.model_spec
+    if reading.lags:
         raise InvalidInput(
-            "formula", "applicable to the table", f"{formula!r}: {error}", "correct the formula or the table"
-        ) from error
+            "formula", "without lag() where a row stands for several observations", shown(reading.text),
+            "compute the lagged column before",
+        )  # fmt: skip
+    every, first = np.repeat(np.arange(len(values)), times), np.cumsum(times) - times
+    made = evaluated(sides, values.iloc[every].reset_index(drop=True), reading.text, functions)
+    left, right = (as_numbers(side.iloc[first].set_axis(values.index), reading.text) for side in (made.lhs, made.rhs))
+    return left, right, made.rhs.model_spec
 
 
-def _formula(text: str) -> Any:
-    # formulaic takes half a second to import: only tables pay for it
-    from formulaic import Formula
-    from formulaic.errors import FormulaicError
-
-    try:
-        parsed = Formula(text)
-    except (FormulaicError, SyntaxError, ValueError) as error:
-        # formulaic marks the place in colour on the lines that follow
-        reason = str(error).splitlines()[0].rstrip(".") if str(error) else "correct the formula"
-        raise InvalidInput("formula", "a valid formula such as 'y ~ x + C(group)'", repr(text), reason) from error
-    if not hasattr(parsed, "lhs"):
+def _finite_sides(
+    left: pd.DataFrame, right: pd.DataFrame, part: _Part, missing: str, reading: Reading
+) -> tuple[pd.DataFrame, pd.DataFrame, _Part]:
+    """Response and design matrix, without the rows that `lag()` has no value for if those may go."""
+    if left.shape[1] != 1:
         raise InvalidInput(
-            "formula", "one with a response, such as 'y ~ x'", repr(text), "write the response before a ~"
-        )
-    if isinstance(parsed.rhs, tuple):
-        raise InvalidInput("formula", "one with a single right-hand side", repr(text), "write + where there is a |")
-    return parsed
-
-
-def _require_columns(frame: pd.DataFrame, names: list[str]) -> None:
-    absent = [name for name in names if name not in frame.columns]
-    if absent:
-        raise InvalidInput(
-            "formula",
-            f"made of columns of the table, {list(frame.columns)}",
-            f"{absent}",
-            "correct the names",
-        )
-
-
-def _without_missing(frame: pd.DataFrame, missing: str) -> pd.DataFrame:
-    holes = frame.isna()
-    if not holes.to_numpy().any():
-        return frame
-    if missing == "drop":
-        return frame[~holes.any(axis=1)]
-    columns = [str(c) for c in frame.columns[holes.any(axis=0)]]
-    index = [int(i) for i in np.flatnonzero(holes.any(axis=1))]
-    shown = ", ".join(map(str, index[:5])) + ("" if len(index) <= 5 else f" and {len(index) - 5} more")
-    raise InvalidInput(
-        "data",
-        "without missing values",
-        f"missing in columns {columns}, rows {shown}",
-        "drop or fill those rows, or fit with missing='drop'",
-    )
+            "formula", "one with a single numeric response",
+            f"{shown(reading.text)} with response columns [{listed(left.columns)}]",
+            "code the response as numbers (0 and 1 for bernoulli)",
+        )  # fmt: skip
+    if reading.lags and missing == "drop":
+        kept = without_lagged(left, right)
+        left, right, part = left[kept], right[kept], part.at(kept)
+    for matrix in (left, right):
+        require_finite(matrix)
+    return left, right, part

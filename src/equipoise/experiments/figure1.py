@@ -67,7 +67,11 @@ def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
     exact = numbers.where(method="dq-exact")
     x = [float(b) for b in exact.names("batch")]
     axis.plot(
-        x, [c.floor if c.floor is not None else np.nan for c in exact], ":", color="#666666", label="Monte Carlo floor"
+        x,
+        [c.floor if c.floor is not None else np.nan for c in exact],
+        ":",
+        color=COLOURS["floor"],
+        label="Monte Carlo floor",
     )
     axis.set(xscale="log", yscale="log", xlabel="batch size B", ylabel="‖Ŝ − S⋆‖ / ‖S⋆‖")
     axis.set_xscale("log", base=2)

@@ -236,14 +236,13 @@ def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
     """Relative error against the step, for each prior."""
     priors = [d for d in numbers.names("dataset") if numbers.where(dataset=d, metric="relative_error").cells]
     axes = np.atleast_1d(figure.subplots(1, len(priors)))
-    colours = {**COLOURS, "ct-hessian": "#999999"}
     for axis, prior in zip(axes, priors, strict=True):
         here = numbers.where(dataset=prior, metric="relative_error")
         x = [float(b.split("=")[1]) for b in here.names("batch")]
         for name in ("dq-exact", "ct", "dq-const", "ct-hessian"):
-            lines(axis, x, list(here.where(method=name)), name, colours[name])
+            lines(axis, x, list(here.where(method=name)), name, COLOURS[name])
         floor = [c.floor if c.floor is not None else np.nan for c in here.where(method="dq-exact")]
-        axis.plot(x, floor, ":", color="#666666", label="Monte Carlo floor")
+        axis.plot(x, floor, ":", color=COLOURS["floor"], label="Monte Carlo floor")
         axis.set(
             xscale="log",
             yscale="log",

@@ -9,6 +9,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.experiments.numbers import Number
+from equipoise.report import palette
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,13 +18,15 @@ __all__ = ["COLOURS", "ellipse", "lines"]
 
 
 COLOURS = {
-    "dq-exact": "#0072B2",
-    "ct": "#D55E00",
-    "lr-ws": "#009E73",
-    "dq-const": "#CC79A7",
-    "dq-const-literal": "#E69F00",
-    "observed": "#222222",
-    "target": "#222222",
+    "dq-exact": palette.BLUE,
+    "ct": palette.VERMILION,
+    "lr-ws": palette.GREEN,
+    "dq-const": palette.PURPLE,
+    "dq-const-literal": palette.ORANGE,
+    "ct-hessian": palette.SILVER,
+    "observed": palette.BLACK,
+    "target": palette.BLACK,
+    "floor": palette.GREY,
 }
 
 

@@ -11,6 +11,7 @@ from equipoise.arrays import Array
 from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import row
 from equipoise.experiments.numbers import Claim, Numbers, short
+from equipoise.report import palette
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,7 +23,7 @@ __all__ = ["ENTRY", "slope"]
 
 RATIOS = (2.5e-5, 5e-5, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
 BATCHES = (8, 32, 128)
-COLOURS = {8: "#56B4E9", 32: "#0072B2", 128: "#004C78"}
+COLOURS = {8: palette.SKY, 32: palette.BLUE, 128: palette.NAVY}
 # Steps per unit of autocorrelation time, and the least number of them: the distance is an average of squares.
 LENGTH, LEAST = 400, 100_000
 # The range in which the distance is of first order in λ/B.
@@ -143,7 +144,7 @@ def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
         line = here.at(metric="theorem_per_ratio")
         if line is not None:
             x = np.array([float(m) for m in here.names("method")])
-            axis.plot(x, line.mean * x, "--", color="#D55E00", label="theorem, continued outside its range")
+            axis.plot(x, line.mean * x, "--", color=palette.VERMILION, label="theorem, continued outside its range")
         axis.set(xscale="log", yscale="log", xlabel="λ / B", ylabel="distance between chain and proxy", title=dataset)
         axis.legend(frameon=False, fontsize=7)
 

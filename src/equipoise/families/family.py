@@ -51,6 +51,18 @@ class ScalarLoss:
         """The constants as an array: what the functions take as `p`."""
         return np.array(self.p, dtype=np.float64)
 
+    def far_slopes(self, y: Array) -> tuple[Array, Array]:
+        """ℓ' for eta → −∞ and eta → +∞: a convex loss never rises towards an end where this is zero (theory §1).
+
+        Examples
+        --------
+        >>> FAMILIES["poisson"].loss.far_slopes(np.array([0.0, 2.0]))
+        (array([-0., -2.]), array([inf, inf]))
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            low, high = (self.d1(np.full(y.shape, end), y, self.constants) for end in (-np.inf, np.inf))
+        return low, high
+
 
 @dataclass(frozen=True)
 class Family:

@@ -10,11 +10,21 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.linalg import FLAT
-from equipoise.models.problem import Problem
+from equipoise.models.problem import Problem, Yardstick
 
-__all__ = ["CONVERGED", "POLISHED", "Fit", "finite_or_inf", "require_bounded", "require_minimum", "require_rise"]
+__all__ = [
+    "Fit",
+    "converged",
+    "finite_or_inf",
+    "polished",
+    "require_bounded",
+    "require_converged",
+    "require_minimum",
+    "require_residuals",
+    "require_rise",
+]
 
-CONVERGED = 1e-6  # standard deviations of the posterior: far below any Monte Carlo error
+CONVERGED = 1e-6  # standard errors: far below any Monte Carlo error
 POLISHED = 1e-11  # where further Newton steps are rounding
 
 
@@ -29,7 +39,7 @@ class Fit:
     gradient_norm
         √N · sqrt(∇Lᵀ H⁻¹ ∇L): the distance to the minimiser in posterior standard deviations.
     converged
-        Whether that distance is below 1e-6.
+        Whether that distance is below 1e-6, in units of the scores' own spread √(Σ g² / Σ h), or rounding.
     iterations
         Newton steps taken on the rows of the fit, for all values of an estimated scale together.
     loss
@@ -60,14 +70,32 @@ def finite_or_inf(value: float) -> float:
     return value if np.isfinite(value) else np.inf
 
 
-def require_minimum(problem: Problem, spectrum: Array, axes: Array, norm: float, iterations: int) -> None:
-    """Raise `FitFailed` at a point that is not stationary, or not a minimum."""
-    if norm > CONVERGED:
+def polished(yard: Yardstick) -> float:
+    """The distance in posterior standard deviations where further Newton steps are rounding."""
+    return POLISHED * min(1.0, yard.spread) + 0.01 * POLISHED * yard.spread
+
+
+def converged(yard: Yardstick, n: int) -> float:
+    """The distance in posterior standard deviations that is far below any Monte Carlo error.
+
+    Where the posterior is much wider or narrower than the scores' own spread (weights, a fixed scale), that spread is the
+    measure; but rounding errors of all n scores, if they agree in sign, cannot be told from a distance.
+    """
+    return CONVERGED * yard.spread + 10.0 * float(np.sqrt(n)) * yard.rounding
+
+
+def require_converged(norm: float, limit: float, iterations: int) -> None:
+    """Raise `FitFailed` unless the distance to the minimiser is small."""
+    if not norm <= limit:
         raise FitFailed(
-            f"the fit did not converge: after {iterations} steps the gradient is still {norm:.2g} posterior standard "
-            "deviations from zero. To fix: start elsewhere, raise max_iterations, or add a prior: the loss may have no "
-            "finite minimiser."
+            f"the fit did not converge: after {iterations} Newton steps the gradient is still {norm:.2g} posterior standard "
+            "deviations from zero. To fix: raise max_iterations, start elsewhere, or add a prior (prior_precision=...): the "
+            "loss may have no finite minimiser."
         )
+
+
+def require_minimum(problem: Problem, spectrum: Array, axes: Array) -> None:
+    """Raise `FitFailed` at a stationary point that is not a minimum."""
     if spectrum[0] < -FLAT:
         negative = axes[spectrum < -FLAT]
         names = ", ".join(dict.fromkeys(problem.names[int(np.abs(v).argmax())] for v in negative[:3]))
@@ -96,11 +124,15 @@ def require_rise(problem: Problem, theta: Array, axes: Array, drop: float) -> No
 
 def require_bounded(problem: Problem, theta: Array, direction: Array) -> None:
     """Raise `FitFailed` when the loss never rises along where Newton is going, or where it has come from."""
-    for candidate in (direction, theta):
-        columns = problem.search.explain(theta, candidate)
-        if columns is not None:
-            raise FitFailed(
-                f"the loss has no finite minimiser: the data are separated by {', '.join(columns)}, whose coefficients "
-                "grow without bound. To fix: drop or merge those columns, or add a prior (prior_precision=...).",
-                columns,
-            )
+    failure = problem.search.explain(theta, direction)
+    if failure is not None:
+        raise failure
+
+
+def require_residuals(problem: Problem, yard: Yardstick) -> None:
+    """Raise `FitFailed` when all that a scale could be estimated from is rounding."""
+    if yard.spread <= 10.0 * yard.rounding:
+        raise FitFailed(
+            f"the columns fit the response {problem.source.response} exactly: the residuals are rounding errors, and no scale "
+            "can be estimated from them. To fix: pass scale=, or leave out the columns that define the response."
+        )

@@ -11,8 +11,8 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.checks import whole
 from equipoise.errors import FitFailed
-from equipoise.fitting.certificate import Fit, finite_or_inf
-from equipoise.fitting.newton import minimise
+from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
+from equipoise.fitting.newton import Rough, minimise
 from equipoise.fitting.trust import descend
 from equipoise.models.binding import verb
 from equipoise.models.problem import Problem
@@ -21,6 +21,8 @@ __all__ = ["Fit", "fit"]
 
 _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
+_AGREED = 1e-13  # relative difference of an estimated constant from the one in use
+_ROUNDED = 1e-10  # below which that difference may be rounding
 
 Solver = Callable[[Problem, Array, int], Fit]
 
@@ -41,7 +43,8 @@ def fit(
     problem
         A bound problem, or a model and its data.
     tuning_rows
-        Fit on this many random rows instead of all (the offline subsample of the tuning procedure).
+        Look for the minimum on this many random rows first (the offline subsample of the tuning procedure). The result
+        is still the minimiser for all rows, with the same certificate: a few further passes polish it.
     seed
         Chooses those rows.
     max_iterations
@@ -69,47 +72,119 @@ def fit(
     """
     max_iterations = whole("max_iterations", max_iterations, 1, "100 is enough for most losses")
     seed = whole("seed", seed, 0, "pass an int")
-    if tuning_rows is not None:
-        problem = problem.subsample(tuning_rows, seed)
+    part = None if tuning_rows is None else problem.subsample(tuning_rows, seed)
     with np.errstate(over="ignore", invalid="ignore"):
-        result = _convex(problem, max_iterations) if problem.search.convex else _best(problem, restarts, max_iterations)
+        if problem.search.convex:
+            result = _convex(problem, max_iterations, part)
+        else:
+            result = _polished(problem, part, restarts, max_iterations)
     return replace(result, params=problem.layout.unflatten(result.theta))
 
 
-def _convex(problem: Problem, max_iterations: int) -> Fit:
-    """The minimum; for many rows, from that of a sample of them and with its Hessian, which saves most of the passes."""
-    if problem.source.n > 2 * _SAMPLE:
+def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) -> Fit:
+    """The minimum; for many rows, from that of a part of them and with its Hessian, which saves most of the passes."""
+    if part is None and problem.source.n > 2 * _SAMPLE:
+        part = problem.subsample(_SAMPLE, seed=0)
+    if part is not None:
         try:
-            part = problem.subsample(_SAMPLE, seed=0)
             start = _convex(part, max_iterations)
-            rough = part.at_constant(start.constant).derivatives(start.theta, 2).hessian
+            there = part.at_constant(start.constant)
+            rough = Rough(there.derivatives(start.theta, 2).hessian, there.search.yardstick(start.theta))
             return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations)
         except FitFailed:
             pass  # a sample may be separated or collinear where the whole is not
-    first = min(problem.search.starts(), key=lambda theta: _loss(problem, theta))
+    starts = problem.search.starts()
+    # with one constant for all: losses with different scales do not compare
+    here = problem.settled(starts[0])
+    first = min(starts, key=lambda theta: finite_or_inf(here.derivatives(theta, 0).value))
     return _settle(problem, first, minimise, max_iterations)
-
-
-def _loss(problem: Problem, theta: Array) -> float:
-    return finite_or_inf(problem.settled(theta).derivatives(theta, 0).value)
 
 
 def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int) -> Fit:
     """Minimise; a constant estimated from the residuals (the gaussian scale) moves with θ: repeat until both agree."""
     here = problem.settled(theta)
     result = solver(here, theta, max_iterations)
-    iterations = result.iterations
+    if here is problem:
+        return replace(result, constant=problem.constant)
+    if problem.search.proportional:
+        return _rescaled(problem, here, result)
+    iterations, path = result.iterations, list[tuple[float, float]]()
     for _ in range(max_iterations):
-        previous, theta = theta, result.theta
-        if here is problem or np.allclose(theta, previous, rtol=1e-13, atol=0.0):
-            break
-        here = problem.settled(theta)
-        result = solver(here, theta, max_iterations)
+        constant, wanted = _constant(here), _constant(problem.settled(result.theta))
+        path.append((np.log(constant), np.log(wanted / constant)))
+        if _agree(path):
+            require_residuals(problem, here.search.yardstick(result.theta))
+            return replace(result, iterations=iterations, constant=constant)
+        here = problem.at_constant(float(np.exp(_secant(path))))
+        result = solver(here, result.theta, max_iterations)
         iterations += result.iterations
-    return replace(result, iterations=iterations, constant=here.constant)
+    raise FitFailed(
+        f"the scale and the parameters did not settle on each other in {max_iterations} rounds. To fix: pass scale=, or "
+        "raise max_iterations."
+    )
+
+
+def _constant(problem: Problem) -> float:
+    assert problem.constant is not None  # the problem is settled
+    return problem.constant
+
+
+def _agree(path: list[tuple[float, float]]) -> bool:
+    """Whether a constant and what the parameters found with it want it to be agree, or as well as rounding allows."""
+    gap = abs(path[-1][1])
+    return gap <= _AGREED or (len(path) > 1 and abs(path[-2][1]) < 2.0 * gap < 2.0 * _ROUNDED)
+
+
+def _secant(path: list[tuple[float, float]]) -> float:
+    """The next logarithm of the constant: where the last two leave no gap, or the one wanted while that is far."""
+    here, gap = path[-1]
+    if len(path) > 1 and here != path[-2][0]:
+        rate = (gap - path[-2][1]) / (here - path[-2][0])
+        if -20.0 < rate < -0.1:
+            return here - gap / rate
+    return here + gap
+
+
+def _rescaled(problem: Problem, here: Problem, result: Fit) -> Fit:
+    """The minimiser with the constant its residuals give, where that only multiplies the loss."""
+    require_residuals(problem, here.search.yardstick(result.theta))
+    constant = _constant(problem.settled(result.theta))
+    ratio = _constant(here) / constant
+    return replace(
+        result, constant=constant, gradient_norm=result.gradient_norm * ratio, loss=result.loss * ratio * ratio
+    )
+
+
+def _polished(problem: Problem, part: Problem | None, restarts: int | None, max_iterations: int) -> Fit:
+    """The lowest minimum; with a part of the rows, the one next to the lowest minimum of the part."""
+    if part is not None:
+        try:
+            start = _best(part, restarts, max_iterations).theta
+            return _settle(problem, start, descend, max_iterations)
+        except FitFailed:
+            pass  # a part may have no minimum where the whole has one
+    return _best(problem, restarts, max_iterations)
 
 
 def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
+    """The lowest minimum reached from the problem's starts, looked for in the data's own unit."""
+    scaled = problem.search.scaled()
+    if scaled is None:
+        return _lowest(problem, restarts, max_iterations)
+    found = _lowest(scaled.problem, restarts, max_iterations)
+    theta = found.theta * scaled.params
+    constant = None if found.constant is None else found.constant * scaled.params
+    return replace(
+        found,
+        theta=theta,
+        constant=constant,
+        gradient_norm=found.gradient_norm * float(np.sqrt(scaled.loss)),
+        loss=problem.at_constant(constant).derivatives(theta, 0).value,
+        flat=None if found.flat is None else found.flat * scaled.params,
+    )
+
+
+def _lowest(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
     """The lowest minimum reached from the problem's starts."""
     starts = [*_relaxed_starts(problem, max_iterations), *problem.search.starts()]
     exhaustive = problem.search.exhaustive if restarts is None else True
@@ -128,7 +203,10 @@ def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
     if not found:
         assert failure is not None  # there is at least one start
         raise failure
-    return min(found, key=lambda result: result.loss)
+    # with one constant for all: losses with different scales do not compare
+    scales = [result.constant for result in found if result.constant is not None]
+    here = problem.at_constant(min(scales, default=None))
+    return min(found, key=lambda result: here.derivatives(result.theta, 0).value if len(found) > 1 else 0.0)
 
 
 def _relaxed_starts(problem: Problem, max_iterations: int) -> list[Array]:

@@ -1,102 +1,200 @@
-"""Damped Newton for convex losses, with as few passes over the rows as it can."""
+"""Damped Newton for convex losses, with as few passes over the rows as it can.
+
+No step and no decision depends on the units of the parameters or of the loss: Hessians are scaled to a unit diagonal,
+distances are measured in standard errors, and differences of the loss too small to see are read off its slopes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed
-from equipoise.fitting.certificate import CONVERGED, POLISHED, Fit, require_bounded
-from equipoise.models.problem import Derivatives, Problem
+from equipoise.fitting.certificate import Fit, converged, polished, require_bounded, require_converged
+from equipoise.models.problem import Derivatives, Problem, Yardstick
 
-__all__ = ["minimise"]
+__all__ = ["Rough", "minimise", "whitening"]
 
 _SLOW = 0.1  # a Hessian is kept while each step with it leaves at most this share of the distance
-_COLLINEAR = 1e-14  # smallest eigenvalue of the Hessian scaled to unit diagonal
+_STALLED = 0.5  # close to the minimiser, steps that leave more of the distance are rounding
+_NEAR = 0.1  # standard errors from the minimiser, where the loss is a parabola for all that a step can tell
+_ALIKE = 1e-10  # losses that differ by less than this share are told apart by their slopes
+_SUSPECT = 10  # steps after which it is asked at every one whether there is a minimiser
+_SINGULAR = 10.0 * float(np.finfo(np.float64).eps)  # per parameter: a scaled eigenvalue that is rounding
 
 
-def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: Array | None = None) -> Fit:
-    """Damped Newton from `start`; the parameters of the result are flat.
+class Rough(NamedTuple):
+    """What a sample of the rows tells near its minimiser: a Hessian, and what distances are compared with."""
 
-    With many rows a Hessian costs several gradients. Then `rough`, that of a sample of them, leads to within a standard
-    deviation of the minimiser; one made there serves all further steps, as long as they converge fast, and certifies.
+    hessian: Array
+    yardstick: Yardstick
+
+
+class _Map(NamedTuple):
+    """∇L ↦ −H⁻¹∇L, the condition of H, whether it is the Hessian of all rows, and whether it was made here."""
+
+    step: Callable[[Array], Array]
+    condition: float
+    own: bool
+    fresh: bool
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A point on the way, its Newton step, and the distance to the minimiser before and now."""
+
+    theta: Array
+    here: Derivatives
+    map: _Map
+    direction: Array
+    norm: float
+    last: float
+    yard: Yardstick | None
+    n: int
+
+    @property
+    def near(self) -> bool:
+        """Whether the loss is a parabola from here."""
+        return self.yard is not None and self.norm <= _NEAR * self.yard.spread
+
+    @property
+    def converged(self) -> bool:
+        """Whether the minimiser is close enough."""
+        return self.yard is not None and self.norm <= converged(self.yard, self.n)
+
+    @property
+    def done(self) -> bool:
+        """Whether rounding is all that is left, and that is certain."""
+        if self.yard is None or not self.map.own:
+            return False
+        return self.norm <= polished(self.yard) or (self.converged and self.norm > _STALLED * self.last)
+
+    @property
+    def worn(self) -> bool:
+        """Whether a Hessian from elsewhere should be made anew; a sample's, where its step leads close by."""
+        slow = not self.map.fresh and self.norm > _SLOW * self.last
+        return slow or (self.norm > 1.0 if self.map.own else self.norm < 1.0 / _SLOW)
+
+
+def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: Rough | None = None) -> Fit:
+    """Damped Newton from `start`.
+
+    With many rows a Hessian costs several gradients. Then that of a sample leads to within a standard deviation of the
+    minimiser; one made there serves all further steps, as long as they converge fast, and certifies. The steps end where
+    they no longer shrink: how well a Hessian is known decides how many are needed, and not where they lead.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        theta, previous, own = start, np.inf, rough is None
-        here = problem.derivatives(theta, 2 if rough is None else 1)
-        newton, condition = _newton_map(problem, here.hessian if rough is None else rough)
+        here = problem.derivatives(start, 2 if rough is None else 1)
+        newton = _newton_map(problem, here.hessian) if rough is None else _newton_map(problem, rough.hessian, own=False)
+        place = _placed(problem, start, here, newton, np.inf, None if rough is None else rough.yardstick)
         for iteration in range(max_iterations + 1):
-            direction = newton(here.gradient)
-            norm = float(np.sqrt(max(0.0, -float(here.gradient @ direction)) * problem.n))
-            done = own and norm <= POLISHED
-            if iteration >= 10 or done:
-                require_bounded(problem, theta, direction)
-            if done or iteration == max_iterations:
+            if iteration >= _SUSPECT or place.done:
+                require_bounded(problem, place.theta, place.direction)
+            following = None
+            if not place.done and iteration < max_iterations:
+                following = _next(problem, place, keep=rough is not None)
+            if following is None:
                 break
-            # the sample's is given up where its step should lead to within a standard deviation
-            renew = rough is None or norm > _SLOW * previous or (norm > 1.0 if own else norm < 1.0 / _SLOW)
-            found = _line_search(problem, 2 if renew else 1, theta, direction, here, norm)
-            if found is None:
-                break
-            previous, (theta, here) = norm, found
-            if renew:
-                previous, own = np.inf, True
-                newton, condition = _newton_map(problem, here.hessian)
-    if norm > CONVERGED:
-        raise FitFailed(
-            f"the fit did not converge: after {iteration} Newton steps the gradient is still {norm:.2g} posterior standard "
-            "deviations from zero. To fix: rescale extreme columns, add a prior (prior_precision=...), or raise "
-            "max_iterations."
-        )
-    return Fit(theta, norm, True, iteration, here.value, condition)
+            place = following
+        yard = place.yard or problem.search.yardstick(place.theta)
+    require_converged(place.norm, converged(yard, problem.n), iteration)
+    return Fit(place.theta, place.norm, True, iteration, place.here.value, place.map.condition)
 
 
-def _newton_map(problem: Problem, H: Array) -> tuple[Callable[[Array], Array], float]:
-    """∇L ↦ −H⁻¹∇L and the condition of H, scaled to a unit diagonal; raises when columns are collinear."""
+def _placed(
+    problem: Problem, theta: Array, here: Derivatives, newton: _Map, last: float, yard: Yardstick | None
+) -> _Place:
+    """A point with its Newton step; what distances are compared with is looked up where the minimiser may be close."""
+    direction = newton.step(here.gradient)
+    norm = float(np.sqrt(max(0.0, -float(here.gradient @ direction)) * problem.n))
+    settled = yard is not None and norm <= yard.spread
+    if not settled and (norm < 1.0 or norm > _STALLED * last):
+        yard = problem.search.yardstick(theta)
+    return _Place(theta, here, newton, direction, norm, last, yard, problem.n)
+
+
+def _next(problem: Problem, place: _Place, keep: bool) -> _Place | None:
+    """The point that a damped step leads to; None where none is better. With `keep`, a Hessian serves several steps."""
+    renew = not keep or place.worn
+    found = _line_search(problem, 2 if renew else 1, place)
+    if found is None and place.map.own:
+        return None
+    # the step of a sample's Hessian may be no good: one made here is
+    theta, here = found or (place.theta, problem.derivatives(place.theta, 2))
+    newton = _newton_map(problem, here.hessian) if here.hessian.size else place.map._replace(fresh=False)
+    return _placed(problem, theta, here, newton, place.norm, place.yard)
+
+
+class _Unit(NamedTuple):
+    """A matrix scaled to a unit diagonal, by how much, and its eigenvalues and axes."""
+
+    matrix: Array
+    scale: Array
+    values: Array
+    axes: Array
+
+
+def _unit(problem: Problem, H: Array) -> _Unit:
+    """A positive definite matrix in its own units; raises when columns are collinear."""
     diagonal = np.diag(H)
     scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
-    unit = H / np.outer(scale, scale)
+    unit = H / scale / scale[:, None]
     if not np.isfinite(unit).all():
         raise FitFailed(
             "the loss is not finite near its start: predictors overflow. To fix: rescale the columns of X to unit size."
         )
-    values, vectors = np.linalg.eigh(unit)
-    if values[0] <= _COLLINEAR:
-        null = np.abs(vectors[:, 0]) / scale * scale.max() if np.any(diagonal <= 0.0) else np.abs(vectors[:, 0])
-        columns = tuple(name for name, v in zip(problem.names, null, strict=True) if v > 0.1 * null.max())
-        raise FitFailed(
-            f"the Hessian is singular: columns {', '.join(columns)} are collinear (or constant zero). To fix: drop one of "
-            "them, or add a prior (prior_precision=...).",
-            columns,
-        )
-    factor = cho_factor(unit)
-    return lambda gradient: -cho_solve(factor, gradient / scale) / scale, float(values[-1] / values[0])
+    values, axes = np.linalg.eigh(unit)
+    if values[0] <= _SINGULAR * len(values) * values[-1]:
+        raise _singular(problem, diagonal, axes[:, 0])
+    return _Unit(unit, scale, values, axes)
 
 
-def _line_search(
-    problem: Problem,
-    order: int,
-    theta: Array,
-    direction: Array,
-    here: Derivatives,
-    norm: float,
-) -> tuple[Array, Derivatives] | None:
+def whitening(problem: Problem, metric: Array) -> Array:
+    """T with TᵀMT = I; raises when columns are collinear."""
+    unit = _unit(problem, metric)
+    return unit.axes / np.sqrt(unit.values) / unit.scale[:, None]
+
+
+def _newton_map(problem: Problem, H: Array, own: bool = True) -> _Map:
+    """The map of a Hessian."""
+    matrix, scale, values, _ = _unit(problem, H)
+    factor = cho_factor(matrix)
+    condition = float(values[-1] / values[0])
+    return _Map(lambda gradient: -cho_solve(factor, gradient / scale) / scale, condition, own, fresh=True)
+
+
+def _singular(problem: Problem, diagonal: Array, null: Array) -> FitFailed:
+    """What to say of a Hessian that is singular along `null`, in units of its diagonal."""
+    blame = np.where(diagonal > 0.0, 0.0, 1.0) if np.any(diagonal <= 0.0) else np.abs(null)
+    columns = tuple(name for name, v in zip(problem.names, blame, strict=True) if v > 0.1 * blame.max())
+    return FitFailed(
+        f"the Hessian is singular: columns {', '.join(columns)} are collinear (or constant zero). To fix: drop one of "
+        "them, or add a prior (prior_precision=...).",
+        columns,
+    )
+
+
+def _line_search(problem: Problem, order: int, place: _Place) -> tuple[Array, Derivatives] | None:
     """The longest halved step that lowers the loss enough, and the derivatives there up to `order`.
 
-    None when rounding allows no more progress.
+    A full step whose loss differs by no more than rounding is judged by its slope: of a convex loss, that tells as much.
+    None when no step is any good.
     """
+    theta, here, direction = place.theta, place.here, place.direction
     slope, length = float(here.gradient @ direction), 1.0
-    # differences of the loss below this are rounding
-    noise = 1e-14 * max(1.0, abs(here.value))
     found = problem.derivatives(theta + direction, order)  # nearly always accepted, and then no pass is lost
-    while length > 1e-10:
+    alike = place.near or abs(found.value - here.value) <= _ALIKE * abs(here.value)
+    if alike and np.isfinite(found.value) and float(found.gradient @ direction) <= -0.5 * slope:
+        return theta + direction, found
+    while length > 1e-10 and not (length < 1.0 and place.converged):
         trial = theta + length * direction
         loss = found.value if length == 1.0 else problem.derivatives(trial, 0).value
-        if np.isfinite(loss) and loss <= here.value + 1e-4 * length * slope + noise:
+        if np.isfinite(loss) and loss <= here.value + 1e-4 * length * slope:
             return trial, found if length == 1.0 else problem.derivatives(trial, order)
         length *= 0.5
-    trial = theta + 1e-10 * direction
-    return None if norm <= CONVERGED else (trial, problem.derivatives(trial, order))
+    return None

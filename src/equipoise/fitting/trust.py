@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed
-from equipoise.fitting.certificate import POLISHED, Fit, finite_or_inf, require_minimum, require_rise
-from equipoise.linalg import FLAT, curvature_axes
+from equipoise.fitting.certificate import (
+    Fit,
+    converged,
+    finite_or_inf,
+    polished,
+    require_converged,
+    require_minimum,
+    require_rise,
+)
+from equipoise.fitting.newton import whitening
+from equipoise.linalg import FLAT, curvature_axes, symmetric
 from equipoise.models.problem import Derivatives, Problem
 
 __all__ = ["descend"]
 
 _FADED = 1e-8  # of the curvature at the start: below it, a minimum may be an asymptote
+_POLISHING = 20  # Newton steps after the trust region
+
+
+@dataclass
+class _Frame:
+    """The loss in coordinates z of its metric, θ = start + T z: a ball there is the same whatever the units of θ."""
+
+    problem: Problem
+    start: Array
+    basis: Array | None
+    last: tuple[bytes, Derivatives] = field(default=(b"", Derivatives(0.0, np.zeros(0), np.zeros(0))))
+
+    def theta(self, z: Array) -> Array:
+        """The parameters at z."""
+        return self.start + (z if self.basis is None else self.basis @ z)
+
+    def directions(self, axes: Array) -> Array:
+        """Directions (rows) in parameters."""
+        return axes if self.basis is None else axes @ self.basis.T
+
+    def at(self, z: Array) -> Derivatives:
+        """Loss, gradient and Hessian; asked for one after the other, they come from one pass."""
+        if self.last[0] != z.tobytes():
+            value, gradient, H = self.problem.derivatives(self.theta(z), 2)
+            if self.basis is not None:
+                gradient, H = gradient @ self.basis, symmetric(self.basis.T @ H @ self.basis)
+            # outside the loss's domain the trust region would otherwise never shrink
+            self.last = z.tobytes(), Derivatives(finite_or_inf(value), gradient, H)
+        return self.last[1]
 
 
 def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
@@ -23,17 +63,35 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     FitFailed
         If it ends in a saddle point (the error carries the directions of negative curvature) or does not converge.
     """
+    metric = problem.search.metric()
+    frame = _Frame(problem, start, None if metric is None else whitening(problem, metric))
+    first = frame.at(np.zeros(start.size))
+    if not all(np.isfinite(part).all() for part in first):
+        raise FitFailed(
+            "the loss or one of its derivatives is not finite at the start. To fix: start elsewhere (init=), and look for "
+            "sqrt, log, or division at zero."
+        )
+    z, iterations = _trusted(frame, max_iterations)
+    z, norm, steps = _polished(frame, z)
+    theta, iterations = frame.theta(z), iterations + steps
+    require_converged(norm, converged(problem.search.yardstick(theta), problem.n), iterations)
+    value, _, H = frame.at(z)
+    spectrum, axes = curvature_axes(H)
+    axes = frame.directions(axes)
+    require_minimum(problem, spectrum, axes)
+    if np.any(np.diag(H) < _FADED * np.diag(first.hessian)):
+        require_rise(problem, theta, axes[spectrum > FLAT], first.value - value)
+    flat = axes[np.abs(spectrum) <= FLAT]
+    if frame.basis is not None:
+        spectrum = curvature_axes(problem.derivatives(theta, 2).hessian)[0]
+    curved = spectrum[spectrum > 0.0 if frame.basis is not None else spectrum > FLAT]
+    condition = float(curved[-1] / curved[0])
+    return Fit(theta, norm, True, iterations, value, condition, flat=flat if len(flat) else None)
+
+
+def _trusted(frame: _Frame, max_iterations: int) -> tuple[Array, int]:
+    """Where the trust region ends, and after how many steps."""
     from scipy.optimize import minimize  # slow to import, and convex losses do without
-
-    last = b"", Derivatives(0.0, start, start)
-
-    def at(theta: Array) -> Derivatives:
-        nonlocal last
-        if last[0] != theta.tobytes():
-            found = problem.derivatives(theta, 2)
-            # outside the loss's domain the trust region would otherwise never shrink
-            last = theta.tobytes(), found._replace(value=finite_or_inf(found.value))
-        return last[1]
 
     options = {
         "gtol": 1e-8,
@@ -42,42 +100,31 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
         # it doubles only while the quadratic model predicts well, so that parameters of any size are reached
         "max_trust_radius": 1e12,
     }
-    first = at(start)
-    if not all(np.isfinite(part).all() for part in first):
-        raise FitFailed(
-            "the loss or one of its derivatives is not finite at the start. To fix: start elsewhere (init=), and look for "
-            "sqrt, log, or division at zero."
-        )
     rough = minimize(  # type: ignore[call-overload]
-        lambda t: at(t)[0],
-        start,
-        jac=lambda t: at(t)[1],
-        hess=lambda t: at(t)[2],
+        lambda z: frame.at(z).value,
+        np.zeros(frame.start.size),
+        jac=lambda z: frame.at(z).gradient,
+        hess=lambda z: frame.at(z).hessian,
         method="trust-exact",
         options=options,
     )
-    theta, iterations, norm = rough.x, int(rough.nit), np.inf
-    for _ in range(20):
-        value, gradient, H = at(theta)
-        direction, spectrum, axes = _curved_direction(gradient, H)
+    return rough.x, int(rough.nit)
+
+
+def _polished(frame: _Frame, z: Array) -> tuple[Array, float, int]:
+    """Newton steps in the curved directions until they no longer shrink: where, how far from zero, and how many."""
+    problem, norm, steps = frame.problem, np.inf, 0
+    limit = polished(problem.search.yardstick(frame.theta(z)))
+    for _ in range(_POLISHING):
+        _, gradient, H = frame.at(z)
+        spectrum, axes = curvature_axes(H)
+        up = spectrum > FLAT
+        direction = -((axes[up] @ gradient) / spectrum[up]) @ axes[up]
         # along flat directions a slope, if any, is never made up for: measure it as if they curved like the others
         slope = axes[np.abs(spectrum) <= FLAT] @ gradient
         decrement = max(0.0, -float(gradient @ direction)) + float(slope @ slope)
         previous, norm = norm, float(np.sqrt(decrement * problem.n))
-        if norm <= POLISHED or norm >= previous or not np.isfinite(at(theta + direction)[0]):
+        if norm <= limit or norm >= previous or not np.isfinite(frame.at(z + direction).value):
             break
-        theta, iterations = theta + direction, iterations + 1
-    require_minimum(problem, spectrum, axes, norm, iterations)
-    if np.any(np.diag(H) < _FADED * np.diag(first[2])):
-        require_rise(problem, theta, axes[spectrum > FLAT], first[0] - value)
-    flat = axes[np.abs(spectrum) <= FLAT]
-    curved = spectrum[spectrum > FLAT]
-    condition = float(curved[-1] / curved[0])
-    return Fit(theta, norm, True, iterations, value, condition, flat=flat if len(flat) else None)
-
-
-def _curved_direction(gradient: Array, H: Array) -> tuple[Array, Array, Array]:
-    """The Newton step within the directions of positive curvature, with the spectrum and its axes."""
-    values, axes = curvature_axes(H)
-    up = values > FLAT
-    return -((axes[up] @ gradient) / values[up]) @ axes[up], values, axes
+        z, steps = z + direction, steps + 1
+    return z, norm, steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
@@ -27,8 +27,10 @@ def bind(
     *,
     formula: str | None = None,
     weights: object = None,
+    frequency: object = None,
     offset: object = None,
     missing: str = "raise",
+    context: Mapping[str, Callable[..., object]] | None = None,
 ) -> Problem:
     """Bind a model to its data, once for all verbs.
 
@@ -42,7 +44,7 @@ def bind(
     data
         `(X, y)`, a source from `eq.data`, a pytree of arrays for a loss of your own, or a DataFrame or file path together
         with `formula`.
-    formula, weights, offset, missing
+    formula, weights, frequency, offset, missing, context
         How to read a table: see `eq.data.table`.
 
     Returns
@@ -75,21 +77,22 @@ def bind(
         raise InvalidInput(
             "data", "given with a model", "None (NoneType)", "pass (X, y), a table, or a problem from eq.bind"
         )
-    return model.bind(_source(data, formula, weights, offset, missing))
-
-
-def _source(data: object, formula: str | None, weights: object, offset: object, missing: str) -> object:
-    """The data as rows when a formula says how; as they are otherwise."""
     if formula is not None:
-        return table(data, formula, weights=weights, offset=offset, missing=missing)  # type: ignore[arg-type]
+        beside = {"weights": weights, "frequency": frequency, "offset": offset}
+        return model.bind(table(data, formula, **beside, missing=missing, context=context))
+    return model.bind(_source(data, weights, frequency, offset))
+
+
+def _source(data: object, *beside: object) -> object:
+    """Data that need no formula."""
     if isinstance(data, (str, Path)) or hasattr(data, "columns"):
         raise InvalidInput("formula", "given for a table", None, "pass formula='y ~ x', or (X, y) arrays")
-    if weights is not None or offset is not None:
+    if any(given is not None for given in beside):
         raise InvalidInput(
-            "weights, offset",
+            "weights, frequency, offset",
             "column names that go with a formula",
             "no formula",
-            "use eq.data.rows(X, y, weights=...)",
+            "use eq.data.rows(X, y, weights=..., frequency=..., offset=...)",
         )
     return data
 

@@ -94,7 +94,7 @@ class GLM:
             found = np.flatnonzero(~self.family.valid(rows.y))
             if found.size and not bad:
                 first = f"{rows.y[found[0]]:g} at row {start + found[0]}"
-            start, bad = start + rows.n, bad + found.size
+            start, bad = start + rows.height, bad + found.size
         if bad:
             raise InvalidInput(
                 source.response,

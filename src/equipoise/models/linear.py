@@ -24,6 +24,7 @@ from equipoise.models.passes import (
     MomentPass,
     ResidualPass,
     predictor,
+    weighted,
 )
 from equipoise.models.problem import Derivatives
 from equipoise.theory.bounds import BoundConstants
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["LinearCurvature", "LinearProblem"]
 
 _NORMAL_MEDIAN = 0.6744897501960817  # median of |z| for a standard normal z
+_SLACK = 1e-12  # relative rounding of a sum of many weights
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class LinearProblem:
     model, source
         What it is made of; `source` may be a subsample.
     n
-        The full number of rows N.
+        The full number of observations N.
     precision, mean
         Γ and m.
     """
@@ -97,8 +99,8 @@ class LinearProblem:
     def settled(self, theta: Array) -> Self:
         """The problem with an estimated scale fixed at its value for θ.
 
-        It is s² = Σ w r² / (N − D), or with a robust loss the normal-consistent weighted median of |r|: the same rule
-        wherever a scale is still open.
+        Over the observations it is s² = Σ w r² / (N − D), or with a robust loss the normal-consistent weighted median
+        of |r|: the same rule wherever a scale is still open.
         """
         if not self.model.open:
             return self
@@ -238,15 +240,20 @@ class LinearProblem:
         return "global" if self.quadratic else f"L and M global, μ at {where}"
 
     def _median_residual(self, theta: Array) -> float:
-        """The median of |r|, each counted as often as its weight says."""
-        parts = [(np.abs(rows.y - predictor(rows, theta)), rows.weights) for rows in self.source.blocks()]
+        """The median of |r|, each counted as often as its weight and frequency say."""
+        parts = [
+            (np.abs(rows.y - predictor(rows, theta)), weighted(rows, rows.counts)) for rows in self.source.blocks()
+        ]
         values = np.concatenate([size for size, _ in parts])
-        if parts[0][1] is None:
-            return float(np.median(values))
+        if all(rows.weights is None and rows.frequency is None for rows in self.source.blocks()):
+            return float(np.median(values))  # without sorting them
         order = np.argsort(values)
-        below = np.cumsum(np.concatenate([w for _, w in parts if w is not None])[order])
-        middle = [np.searchsorted(below, 0.5 * below[-1], side) for side in ("left", "right")]
-        return float(np.mean(values[order[middle]]))
+        below = np.cumsum(np.concatenate([count for _, count in parts])[order])
+        # where the counts reach exactly half, two values share the middle, and rounding must not choose between them
+        half = 0.5 * below[-1]
+        first = np.searchsorted(below, half * (1.0 - _SLACK), side="left")
+        last = np.searchsorted(below, half * (1.0 + _SLACK), side="right")
+        return float(0.5 * (values[order[first]] + values[order[last]]))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Where the minimum of a generalised linear model may be, and how to tell that there is none."""
+"""Where the minimum of a generalised linear model may be, and how to tell that there is none.
+
+Nothing here has a unit: another unit for the response or a column, or another origin for a column next to an intercept,
+leads to the same minimum in the new units.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,16 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
+from equipoise.errors import FitFailed
 from equipoise.linalg import symmetric, weighted_gram
-from equipoise.models.passes import predictor
-from equipoise.models.problem import Relaxation
+from equipoise.models.passes import counted, predictor, weighted
+from equipoise.models.problem import Relaxation, Scaled, Yardstick
+from equipoise.models.separation import recession, separated
+from equipoise.models.units import in_unit
 
 if TYPE_CHECKING:
     from equipoise.families.family import Family
+    from equipoise.models.glm import GLM
     from equipoise.models.linear import LinearProblem
 
 __all__ = ["LinearSearch"]
@@ -24,33 +32,77 @@ __all__ = ["LinearSearch"]
 _SHARES = (0.9, 0.75, 0.5)  # of the rows, kept by those that look for a robust minimum
 _ROUNDS = 10  # of trimming and fitting
 _SAMPLE = 20_000  # rows that robust starts are looked for on
-_FEW = 1000  # rows that nearly always tell whether a loss rises
+_EPS = float(np.finfo(np.float64).eps)
+
+
+class _Response(NamedTuple):
+    weight: float
+    total: float
+    square: float
+
+    @staticmethod
+    def of(rows: Rows) -> _Response:
+        """Sums over one block."""
+        w = weighted(rows, rows.counts)
+        with np.errstate(over="ignore"):
+            return _Response(float(w.sum()), float(w @ rows.y), float(w @ rows.y**2))
 
 
 class _StartSums(NamedTuple):
     gram: Array
-    right: Array
-
-
-class _Mean(NamedTuple):
-    weight: float
-    total: float
+    near: Array
+    level: Array
 
 
 @dataclass(frozen=True)
 class _StartPass:
-    """One weighted least-squares step from predictors matched to the response."""
+    """Least squares for predictors matched to the response, and for its mean's in every row."""
 
     family: Family
     center: float
 
-    def __call__(self, rows: Rows) -> _StartSums:
-        middle = 0.25 + 0.5 * rows.y if self.family.name == "bernoulli" else 0.5 * (rows.y + self.center)
+    def matched(self, y: Array) -> Array:
+        """A predictor close to each response, kept off the ends of the link."""
+        if self.family.name == "gaussian":
+            return y
         with np.errstate(all="ignore"):
-            eta = self.family.link(middle)
-        eta = np.where(np.isfinite(eta), eta, 0.0) - (0.0 if rows.offset is None else rows.offset)
-        w = np.ones(rows.n) if rows.weights is None else rows.weights
-        return _StartSums(weighted_gram(rows.x, w), (w * eta) @ rows.x)
+            eta = self.family.link(0.25 + 0.5 * y if self.family.name == "bernoulli" else 0.5 * (y + self.center))
+        return np.where(np.isfinite(eta), eta, 0.0)
+
+    def __call__(self, rows: Rows) -> _StartSums:
+        """Sums over one block."""
+        w = weighted(rows, rows.counts)
+        shift = 0.0 if rows.offset is None else rows.offset
+        near, level = self.matched(rows.y) - shift, self.matched(np.full(rows.height, self.center)) - shift
+        with np.errstate(over="ignore", invalid="ignore"):
+            return _StartSums(weighted_gram(rows.x, w), (w * near) @ rows.x, (w * level) @ rows.x)
+
+
+class _SpreadSums(NamedTuple):
+    second: float
+    square: float
+    rounding: float
+
+
+@dataclass(frozen=True)
+class _SpreadPass:
+    """Σ h, Σ g² and the squared rounding errors of g."""
+
+    model: GLM
+    theta: Array
+
+    def __call__(self, rows: Rows) -> _SpreadSums:
+        """Sums over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        with np.errstate(all="ignore"):
+            g, part, h = (
+                np.abs(weighted(rows, d(eta, y, loss.constants)))
+                for d, y in ((loss.d1, rows.y), (loss.d1, 0.0 * rows.y), (loss.d2, rows.y))
+            )
+            # g is a difference of two terms, at a predictor that is a sum of others
+            size = np.abs(rows.x) @ np.abs(self.theta) + (0.0 if rows.offset is None else np.abs(rows.offset))
+            rounding = np.nan_to_num(_EPS * (g + part + h * size))
+        return _SpreadSums(*(float(counted(rows, terms).sum()) for terms in (h, g**2, rounding**2)))
 
 
 @dataclass(frozen=True)
@@ -70,16 +122,20 @@ class LinearSearch:
         """All starts are tried: they are few and cheap."""
         return True
 
+    @property
+    def proportional(self) -> bool:
+        """Squared loss without a prior is."""
+        return self.problem.quadratic and not self.problem.precision.any()
+
     def starts(self) -> list[Array]:
-        """One weighted least-squares step from predictors matched to the response, and zero."""
+        """Least squares for predictors matched to the response (the minimiser, of squared loss), and for their level."""
         problem = self.problem
-        mean = problem.source.reduce(_mean_response)
-        sums = problem.source.reduce(_StartPass(problem.model.family, mean.total / mean.weight))
-        gram = symmetric(sums.gram) + problem.precision
-        gram[np.diag_indices(problem.dim)] *= 1.0 + 1e-8
-        right = sums.right + problem.precision @ problem.mean
-        warm = np.linalg.lstsq(gram, right, rcond=None)[0].astype(np.float64)
-        return [warm, np.zeros(problem.dim)]
+        self._require_rows()
+        mean = self._mean()
+        sums = problem.source.reduce(_StartPass(problem.model.family, mean))
+        scale = _column_scale(problem, sums.gram)
+        unit = symmetric(sums.gram) / np.outer(scale, scale)
+        return [np.linalg.lstsq(unit, right / scale, rcond=None)[0] / scale for right in (sums.near, sums.level)]
 
     def relaxations(self) -> Sequence[Relaxation]:
         """The log loss on all rows, then on shares of them that it fits best: outliers leave one by one."""
@@ -90,60 +146,83 @@ class LinearSearch:
         relaxed = replace(part, model=replace(problem.model, divergence=None))
         return [partial(_trimming, relaxed, share) for share in (1.0, *_SHARES)]
 
-    def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
-        """Name the columns along which the loss never rises: separated data."""
+    def yardstick(self, theta: Array) -> Yardstick:
+        """The rows' scores and their rounding errors against their curvature at θ."""
+        second, square, rounding = self.problem.source.reduce(_SpreadPass(self.problem.model, theta))
+        second = max(second, np.finfo(np.float64).tiny)
+        return Yardstick(float(np.sqrt(square / second)), float(np.sqrt(rounding / second)))
+
+    def metric(self) -> Array:
+        """The Hessian of the log loss where all rows have the response's mean."""
+        problem, mean = self.problem, self._mean()
+        start = _StartPass(problem.model.family, mean)
+        loss = replace(problem.model, divergence=None).loss
+        level = np.array([mean])
+        bend = float(loss.d2(start.matched(level), level, loss.constants)[0])
+        gram = symmetric(problem.source.reduce(start).gram)
+        return bend * gram / problem.source.n + problem.precision / problem.n
+
+    def scaled(self) -> Scaled | None:
+        """In units of the scale, for a gaussian response, or of the mean, for gamma; counts and classes have none."""
         problem = self.problem
-        if problem.model.divergence is not None:
+        parameter = problem.model.family.parameter
+        if parameter == "scale":
+            unit = problem.constant or problem.settled(self.starts()[0]).constant
+            return in_unit(problem, float(unit or 1.0))
+        return in_unit(problem, self._mean()) if parameter == "shape" else None
+
+    def explain(self, theta: Array, direction: Array) -> FitFailed | None:
+        """Separated data, where they are."""
+        if not self.convex:
             return None  # a bounded loss levels off everywhere: that proves nothing
-        if np.any(np.abs(problem.precision @ direction) > 1e-12 * np.abs(direction).max()):
-            return None
-        reach = max(float(np.abs(rows.x @ direction).max()) for rows in problem.source.blocks())
-        if reach == 0.0 or any(self._rises(rows, theta, direction / reach) for rows in self._parts()):
-            return None
-        spread = _Spread.over(problem)
-        weight = np.abs(direction) * spread
-        # an intercept has no spread of its own: it only balances the others
-        weight = weight if weight.any() else np.abs(direction)
-        return tuple(name for name, w in zip(problem.names, weight, strict=True) if w > 0.1 * weight.max())
+        for candidate in (direction, theta):
+            found = recession(self.problem, candidate)
+            if found is not None:
+                return separated(self.problem, found)
+        return None
 
-    def _parts(self) -> list[Rows]:
-        """The rows in blocks, a few first."""
-        first, *others = list(self.problem.source.blocks())
-        return [first.take(slice(0, _FEW)), first.take(slice(_FEW, None)), *others]
+    def _mean(self) -> float:
+        """The mean response."""
+        sums = self.problem.source.reduce(_Response.of)
+        if not np.isfinite(sums.square):
+            raise FitFailed(
+                f"the squares of the response {self.problem.source.response} overflow. To fix: choose a larger unit for it."
+            )
+        return sums.total / sums.weight
 
-    def _rises(self, rows: Rows, theta: Array, direction: Array) -> bool:
-        """Whether the loss of any row rises along `direction`."""
-        y, unit = rows.y, rows.x @ direction
-        loss, eta = self.problem.model.loss, predictor(rows, theta)
-        p = loss.constants
-        with np.errstate(over="ignore", invalid="ignore"):
-            rise = loss.value(eta + 20.0 * unit, y, p) - loss.value(eta, y, p)
-            # far out as well: from a bad start every row may first fall on its way to the minimiser
-            slant = loss.d1(eta + 500.0 * unit, y, p) * unit
-        return bool(np.any(~(np.maximum(rise, slant) <= 1e-6 * (1.0 + np.abs(y)))))
+    def _require_rows(self) -> None:
+        """Raise `FitFailed` where there are too few rows for the columns, and no prior."""
+        problem = self.problem
+        rows, columns = problem.source.n, problem.dim
+        if problem.precision.any() or rows > columns or (rows == columns and not problem.model.open):
+            return
+        if rows < columns:
+            raise FitFailed(
+                f"there are fewer rows than columns, {rows} and {columns}: the coefficients are not determined. To fix: "
+                "use more rows or fewer columns, or add a prior (prior_precision=...)."
+            )
+        raise FitFailed(
+            f"{columns} columns fit {rows} rows exactly: no residual is left to estimate the scale from. To fix: use more "
+            "rows or fewer columns, or pass scale=."
+        )
 
 
-def _mean_response(rows: Rows) -> _Mean:
-    w = np.ones(rows.n) if rows.weights is None else rows.weights
-    return _Mean(float(w.sum()), float(w @ rows.y))
-
-
-class _Spread(NamedTuple):
-    rows: float
-    total: Array
-    square: Array
-
-    @staticmethod
-    def of(rows: Rows) -> _Spread:
-        return _Spread(float(rows.n), rows.x.sum(axis=0), (rows.x**2).sum(axis=0))
-
-    @staticmethod
-    def over(problem: LinearProblem) -> Array:
-        """Standard deviation of every column."""
-        rows, total, square = problem.source.reduce(_Spread.of)
-        mean = total / rows
-        rounding = 1e-12 * square / rows
-        return np.sqrt(np.where(square / rows - mean**2 > rounding, square / rows - mean**2, 0.0))
+def _column_scale(problem: LinearProblem, gram: Array) -> Array:
+    """√Σ w x² of every column; raises `FitFailed` for columns whose squares are beyond floating point."""
+    square = np.diag(gram)
+    small = square < np.finfo(np.float64).tiny / _EPS
+    if small.any():  # zero columns are named later, with others that are not determined
+        small &= np.any([rows.x.any(axis=0) for rows in problem.source.blocks()], axis=0)
+    wrong = small | ~np.isfinite(gram).all(axis=0)
+    if wrong.any():
+        columns = tuple(name for name, bad in zip(problem.names, wrong, strict=True) if bad)
+        many = "" if len(columns) <= 5 else f" and {len(columns) - 5} more"
+        raise FitFailed(
+            f"the squares of columns {', '.join(columns[:5])}{many} are too large or too small for floating point. To fix: "
+            "rescale the columns of X to about unit size.",
+            columns,
+        )
+    return np.sqrt(np.where(square > 0.0, square, 1.0))
 
 
 def _trimming(problem: LinearProblem, share: float, start: Array | None) -> Generator[LinearProblem, Array, None]:
@@ -161,7 +240,7 @@ def _trimmed(problem: LinearProblem, share: float, theta: Array) -> LinearProble
     here = problem.settled(theta)
     loss, family = here.model.loss, problem.model.family
     parts = list(problem.source.blocks())
-    floor = 1e-3 * max(sum(float(np.abs(rows.y).sum()) for rows in parts) / problem.source.n, 1e-3)
+    floor = 1e-3 * max(sum(float(counted(rows, np.abs(rows.y)).sum()) for rows in parts) / problem.source.n, 1e-3)
     surprise = np.concatenate(
         [
             loss.value(predictor(rows, theta), rows.y, loss.constants)
@@ -169,10 +248,12 @@ def _trimmed(problem: LinearProblem, share: float, theta: Array) -> LinearProble
             for rows in parts
         ]
     )
-    keep = np.zeros(surprise.size, dtype=bool)
-    keep[np.argsort(surprise)[: max(problem.dim + 1, int(share * surprise.size))]] = True
-    starts = np.cumsum([0, *(rows.n for rows in parts)])
-    kept = [rows.take(np.flatnonzero(keep[a:b])) for rows, a, b in zip(parts, starts[:-1], starts[1:], strict=True)]
+    order, counts = np.argsort(surprise), np.concatenate([rows.counts for rows in parts])
+    room = max(problem.dim + 1, int(share * problem.source.n))
+    times = np.empty(surprise.size)
+    times[order] = np.clip(room - (np.cumsum(counts[order]) - counts[order]), 0.0, counts[order])
+    starts = np.cumsum([0, *(rows.height for rows in parts)])
+    kept = [rows.counted(times[a:b]) for rows, a, b in zip(parts, starts[:-1], starts[1:], strict=True)]
     return replace(problem, source=Rows.joined(kept))
 
 

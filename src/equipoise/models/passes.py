@@ -28,6 +28,7 @@ __all__ = [
     "MomentSums",
     "ResidualPass",
     "ResidualSums",
+    "counted",
     "predictor",
     "weighted",
 ]
@@ -40,12 +41,17 @@ def predictor(rows: Rows, theta: Array) -> Array:
 
 
 def weighted(rows: Rows, terms: Array) -> Array:
-    """Terms of each row times its weight."""
+    """Terms of each row times its weight: what an observation's loss is multiplied by, its derivatives with it."""
     return terms if rows.weights is None else terms * rows.weights
 
 
+def counted(rows: Rows, terms: Array) -> Array:
+    """Terms of each row times its frequency: of a sum over observations, the last factor."""
+    return terms if rows.frequency is None else terms * rows.frequency
+
+
 class LossSums(NamedTuple):
-    """Σ w ℓ, Σ w ℓ' x and Σ w ℓ'' x xᵀ; what was not asked for is empty."""
+    """Σ w ℓ, Σ w ℓ' x and Σ w ℓ'' x xᵀ over the observations; what was not asked for is empty."""
 
     value: float
     gradient: Array
@@ -64,10 +70,14 @@ class LossPass:
         """Sums over one block."""
         loss, eta = self.model.loss, predictor(rows, self.theta)
         p, nothing = loss.constants, np.zeros(0)
+
+        def total(terms: Array) -> Array:
+            return counted(rows, weighted(rows, terms))
+
         return LossSums(
-            float(np.sum(weighted(rows, loss.value(eta, rows.y, p)))),
-            weighted(rows, loss.d1(eta, rows.y, p)) @ rows.x if self.order > 0 else nothing,
-            weighted_gram(rows.x, weighted(rows, loss.d2(eta, rows.y, p))) if self.order > 1 else nothing.copy(),
+            float(np.sum(total(loss.value(eta, rows.y, p)))),
+            total(loss.d1(eta, rows.y, p)) @ rows.x if self.order > 0 else nothing,
+            weighted_gram(rows.x, total(loss.d2(eta, rows.y, p))) if self.order > 1 else nothing.copy(),
         )
 
 
@@ -92,9 +102,11 @@ class MomentPass:
         """Sums over one block."""
         loss, eta = self.model.loss, predictor(rows, self.theta)
         g, h = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2))
+        score, hessian, scatter = (counted(rows, terms) for terms in (g, h, g**2))
         return MomentSums(
-            float(g @ g), float(np.sum(h)), g @ rows.x, weighted_gram(rows.x, h), weighted_gram(rows.x, g**2)
-        )
+            float(score @ g), float(np.sum(hessian)), score @ rows.x, weighted_gram(rows.x, hessian),
+            weighted_gram(rows.x, scatter),
+        )  # fmt: skip
 
 
 class CurvatureSums(NamedTuple):
@@ -127,7 +139,7 @@ class CurvaturePass:
         loss, eta = self.model.loss, predictor(rows, self.theta)
         h, t = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d2, loss.d3))
         q = quadratic_forms(rows.x, self.S, self.root)
-        return CurvatureSums(weighted_gram(rows.x, q * h**2), (q * t) @ rows.x)
+        return CurvatureSums(weighted_gram(rows.x, counted(rows, q * h**2)), counted(rows, q * t) @ rows.x)
 
 
 class ResidualSums(NamedTuple):
@@ -144,7 +156,8 @@ class ResidualPass:
 
     def __call__(self, rows: Rows) -> ResidualSums:
         """The sum over one block."""
-        return ResidualSums(float(np.sum(weighted(rows, (rows.y - predictor(rows, self.theta)) ** 2))))
+        square = weighted(rows, (rows.y - predictor(rows, self.theta)) ** 2)
+        return ResidualSums(float(np.sum(counted(rows, square))))
 
 
 class BoundSums(NamedTuple):
@@ -199,9 +212,9 @@ class BoundPass:
         third = steep * np.linalg.norm(rows.x, axis=1) ** 3
         return BoundSums(
             float(np.sum(low < 0.0)),
-            float(np.sum(third)),
-            float(np.sum(third**2)),
-            float(np.sum(np.sum(scores**2, axis=1) ** 2)),
-            weighted_gram(rows.x, weighted(rows, loss.d2(eta, rows.y, loss.constants))),
-            weighted_gram(rows.x, low),
+            float(np.sum(counted(rows, third))),
+            float(np.sum(counted(rows, third**2))),
+            float(np.sum(counted(rows, np.sum(scores**2, axis=1) ** 2))),
+            weighted_gram(rows.x, counted(rows, weighted(rows, loss.d2(eta, rows.y, loss.constants)))),
+            weighted_gram(rows.x, counted(rows, low)),
         )

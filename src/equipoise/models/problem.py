@@ -12,11 +12,23 @@ from typing import NamedTuple, Protocol, Self, runtime_checkable
 from equipoise.arrays import Array
 from equipoise.data.table import Design
 from equipoise.engines.engine import Coupling, Engine, Guard
+from equipoise.errors import FitFailed
 from equipoise.theory.bounds import BoundConstants
 from equipoise.theory.moments import Curvature, Moments
 from equipoise.theory.tuning import Tuning
 
-__all__ = ["Derivatives", "Layout", "Model", "Problem", "Relaxation", "Rows", "Search", "Title"]
+__all__ = [
+    "Derivatives",
+    "Layout",
+    "Model",
+    "Problem",
+    "Relaxation",
+    "Rows",
+    "Scaled",
+    "Search",
+    "Title",
+    "Yardstick",
+]
 
 
 class Derivatives(NamedTuple):
@@ -75,6 +87,29 @@ class Rows(Protocol):
         ...
 
 
+class Yardstick(NamedTuple):
+    """What a distance to the minimiser is compared with, both in the units of a row's root curvature.
+
+    Attributes
+    ----------
+    spread
+        √(Σ g² / Σ h) of the rows' scalar derivatives: standard errors of the sandwich per posterior standard deviation.
+    rounding
+        The same ratio for the rounding errors of g.
+    """
+
+    spread: float
+    rounding: float
+
+
+class Scaled(NamedTuple):
+    """A problem in the data's own unit: θ and a scale are `params` times, the loss up to a constant `loss` times its."""
+
+    problem: Problem
+    params: float
+    loss: float
+
+
 class Relaxation(Protocol):
     """Convex problems to be solved one after the other, each from the minimum of the one before."""
 
@@ -96,16 +131,33 @@ class Search(Protocol):
         """Whether all starts are worth trying, or only the first that works."""
         ...
 
+    @property
+    def proportional(self) -> bool:
+        """Whether an estimated constant s only multiplies the loss, by s⁻²: the minimiser does not depend on it."""
+        ...
+
     def starts(self) -> list[Array]:
-        """Points to start from, the best first."""
+        """Points to start from, the best first; raises `FitFailed` where the rows cannot have a minimiser."""
         ...
 
     def relaxations(self) -> Sequence[Relaxation]:
         """Convex problems whose minima are starts too."""
         ...
 
-    def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
-        """The parameters to blame, when the loss never rises along `direction` and has no minimiser; else None."""
+    def yardstick(self, theta: Array) -> Yardstick:
+        """What a distance from θ to the minimiser is compared with."""
+        ...
+
+    def metric(self) -> Array | None:
+        """M such that dᵀMd measures steps d by what they do to the rows; None for the parameters' own units."""
+        ...
+
+    def scaled(self) -> Scaled | None:
+        """The problem in the data's own unit; None when the loss has no unit."""
+        ...
+
+    def explain(self, theta: Array, direction: Array) -> FitFailed | None:
+        """What to say when the loss never rises along `direction`, or towards θ, and has no minimiser; else None."""
         ...
 
 

@@ -38,7 +38,7 @@ def show(summary: Summary) -> None:
         table.add_row(*(Text(str(cell)) for cell in (name, *row)))
     console.print(table)
     for line in summary.footer:
-        console.print(Text(line, style="yellow" if line.startswith("LOOK") else ""))
+        console.print(Text(line, style="yellow" if line.startswith("LOOK") else "cyan" if line.startswith("?") else ""))
 
 
 def write_draws(made: Calibration, path: Path) -> Path:

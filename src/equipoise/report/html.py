@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from equipoise.report import plots
+from equipoise.report.palette import stylesheet
 
 __all__ = ["document", "head", "table"]
 
@@ -23,6 +23,7 @@ a{color:var(--observed);text-decoration:none} a:hover{text-decoration:underline}
 section{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:1.3rem 1.4rem;margin-top:1.2rem}
 section>p:last-child{margin-bottom:0} ul{margin:.4rem 0 .8rem;padding-left:1.2rem} li{margin:.2rem 0;max-width:48rem}
 .verdict{border-left:6px solid var(--third)} .look{border-left-color:var(--predicted)} .verdict strong{font-size:1.15rem}
+.verdict.unknown{border-left-color:var(--muted)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:.8rem;margin-top:1.2rem}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:12px;padding:.8rem 1rem}
 .tile b{display:block;font-size:1.35rem;line-height:1.25;font-weight:620;font-variant-numeric:tabular-nums}
@@ -36,7 +37,7 @@ tbody th{font-weight:500;white-space:normal;overflow-wrap:anywhere;min-width:8.5
 .words{white-space:normal;min-width:15rem} .tall{max-height:38rem;overflow-y:auto}
 .tall thead th{position:sticky;top:0;background:var(--card);box-shadow:0 1px var(--line)}
 .pill{display:inline-block;border-radius:99px;padding:0 .6em;font-size:.82rem;font-weight:600;border:1px solid}
-.pill.ok{color:var(--third)} .pill.look{color:var(--predicted)}
+.pill.ok{color:var(--third)} .pill.look{color:var(--predicted)} .pill.unknown{color:var(--muted)}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:1.1rem 1.6rem;margin-top:.7rem}
 figure{margin:0;min-width:0} figcaption{font-size:.9rem;overflow-wrap:anywhere} figcaption b{color:var(--ink)}
 svg{display:block;width:100%;max-width:560px;height:auto} svg *{stroke-linejoin:round;stroke-linecap:butt}
@@ -62,7 +63,7 @@ def document(title: str, lead: str, links: str, body: str) -> str:
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
-        f"<style>{plots.palette()}{_STYLE}</style></head>\n<body><main>"
+        f"<style>{stylesheet()}{_STYLE}</style></head>\n<body><main>"
         f'<header><h1>{escape(title)}</h1><div class="lead">{escape(lead)}</div><nav>{links}</nav></header>\n'
         f"{body}\n<footer>Made by Equipoise {__version__}. This page is complete in itself and loads nothing.</footer>"
         "</main></body></html>\n"

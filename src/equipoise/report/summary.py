@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from equipoise.calibration.findings import Coefficients, coefficients
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from equipoise.calibration.calibration import Calibration
-    from equipoise.calibration.diagnostics import Diagnosis
     from equipoise.calibration.preview import Preview
 
-__all__ = ["Summary", "summarise", "summarise_law"]
+__all__ = ["Summary", "interval_names", "summarise", "summarise_law"]
 
 _DIGITS = 3  # significant digits shown of a standard error; the estimate ends at the same decimal
 
@@ -33,17 +34,19 @@ class Summary:
         What the run was, and what to know about it.
     title
         What the table shows.
+    error
+        The column whose size says how many digits are worth showing.
     """
 
     frame: pd.DataFrame
     header: tuple[tuple[str, str], ...]
     footer: tuple[str, ...]
     title: str = "Calibrated regression"
+    error: str = "se"
 
     def cells(self) -> pd.DataFrame:
         """The frame as text: numbers in the parameter's unit end where its standard error stops being informative."""
-        error = next(c for c in self.frame.columns if str(c).endswith((" se", " sd")) or c == "se")
-        decimals = _decimals(self.frame[error].to_numpy(dtype=np.float64))
+        decimals = _decimals(self.frame[self.error].to_numpy(dtype=np.float64))
         columns = {}
         for name, column in self.frame.items():
             form = _FORMATS.get(str(name))
@@ -70,22 +73,22 @@ class Summary:
 
 def summarise(calibration: Calibration, interval: float) -> Summary:
     """The coefficient table of a calibration, with quantile intervals from its draws."""
-    plan, diagnosis, tuning = calibration.plan, calibration.diagnosis, calibration.tuning
-    tail = 0.5 * (1.0 - interval)
-    lower, upper = np.quantile(calibration.chains.flat(), [tail, 1.0 - tail], axis=0)
+    plan, diagnosis, found = calibration.plan, calibration.diagnosis, coefficients(calibration, interval)
+    error = "robust se" if found.robust else "se"
+    lower, upper = interval_names(found)
     frame = pd.DataFrame(
         {
-            "estimate": tuning.center,
-            "robust se" if plan.target_name == "sandwich" else "se": np.sqrt(np.diag(tuning.target)),
-            f"[{tail:.4g}": lower,
-            f"{1.0 - tail:.4g}]": upper,
-            "ess predicted": diagnosis.predicted_ess,
-            "ess observed": diagnosis.ess,
-            "flags": [_flags(diagnosis, j) for j in range(len(calibration.names))],
+            "estimate": found.estimate,
+            error: found.se,
+            lower: found.interval.lower,
+            upper: found.interval.upper,
+            "ess predicted": found.predicted_ess,
+            "ess observed": found.ess,
+            "flags": [", ".join(words) for words in found.flags],
         },
         index=pd.Index(calibration.names),
     )
-    dynamics = tuning.dynamics
+    dynamics = calibration.tuning.dynamics
     chain = f"SG{'' if dynamics.temperature == 0 else 'L'}D"
     header = (
         *((("Response", calibration.response),) if calibration.title.kind == "Family" else ()),
@@ -98,9 +101,14 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
         ("Passes over data", f"{plan.passes:,.1f}"),
     )
     width = max(len(check.name) for check in diagnosis.checks)
-    checks = tuple(f"{'ok  ' if c.ok else 'LOOK'} {c.name:<{width}}  {c.words}" for c in diagnosis.checks)
+    checks = tuple(f"{c.mark:<4} {c.name:<{width}}  {c.words}" for c in diagnosis.checks)
     notes = () if calibration.refinement is None else (f"Refinement: {calibration.refinement.words}.",)
-    return Summary(frame, header, (*checks, *notes, diagnosis.verdict))
+    return Summary(frame, header, (*checks, *notes, diagnosis.verdict), error=error)
+
+
+def interval_names(found: Coefficients) -> tuple[str, str]:
+    """The columns of an interval's ends, such as [0.025 and 0.975]."""
+    return f"[{found.tail:.4g}", f"{1.0 - found.tail:.4g}]"
 
 
 def summarise_law(preview: Preview) -> Summary:
@@ -118,18 +126,17 @@ def summarise_law(preview: Preview) -> Summary:
         steps, and effective draws in 1000 steps.
     """
     moments, law, dynamics = preview.moments, preview.law, preview.law.dynamics
-    sd, wanted, iacts = np.sqrt(np.diag(law.cov)), np.sqrt(np.diag(preview.target)), law.iacts()
     frame = pd.DataFrame(
         {
             "estimate": moments.params,
-            "target sd": wanted,
-            "predicted sd": sd,
-            "sd ratio": sd / wanted,
-            "bias / sd": law.mean_bias / sd,
-            "iact": iacts,
-            "ess/1000": 1000.0 / iacts,
+            "target sd": preview.target_sd,
+            "predicted sd": preview.sd,
+            "sd ratio": preview.sd_ratio,
+            "bias / sd": preview.shift,
+            "iact": law.iacts(),
+            "ess/1000": preview.ess_per_thousand,
         },
-        index=pd.Index(moments.names or [f"x{j}" for j in range(moments.dim)]),
+        index=pd.Index(preview.names),
     )
     size, largest = preview.scalar, f"{preview.largest_stable:.4g}"
     header = (
@@ -147,21 +154,7 @@ def summarise_law(preview: Preview) -> Summary:
     footer = (
         f"covariance is {preview.distance:.1%} from the {preview.target_name} target (relative Frobenius distance)",
     )
-    return Summary(frame, header, footer, "Predicted stationary law")
-
-
-def _flags(d: Diagnosis, j: int) -> str:
-    """Short words for what stands out in one parameter."""
-    words = []
-    if abs(d.shift[j]) > 0.1 and abs(d.shift[j]) > 3.0 * d.shift_error[j]:
-        words.append("bias")
-    if abs(d.sd_ratio[j] - 1.0) > 0.02 + 3.0 / np.sqrt(2.0 * d.ess[j]):
-        words.append("spread")
-    if abs(d.skewness[j]) > 0.2 + 3.0 * np.sqrt(6.0 / d.ess[j]):
-        words.append("skew")
-    if d.rhat[j] >= d.rhat_limit:
-        words.append("chains")
-    return ", ".join(words)
+    return Summary(frame, header, footer, "Predicted stationary law", error="target sd")
 
 
 def _decimals(errors: NDArray[np.float64]) -> list[int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -20,8 +20,9 @@ from equipoise.engines.cost import threads_per_chain
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
 from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
 from equipoise.engines.numba.table import RowTable
+from equipoise.errors import InvalidInput
 from equipoise.families.family import ScalarLoss
-from equipoise.linalg import in_fixed_order
+from equipoise.linalg import blocks, in_fixed_order
 
 if TYPE_CHECKING:
     from equipoise.theory.tuning import Tuning
@@ -30,6 +31,8 @@ __all__ = ["LinearCoupling", "LinearEngine", "Regression", "linear_coupling", "l
 
 # Part of every engine's identity: a change that alters bits gets a new one.
 _VERSION = "numba 3"
+# Rows are numbered by 32 bits.
+_MOST = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -181,15 +184,41 @@ def linear_coupling(regression: Regression, tuning: Tuning, guard: Guard) -> Lin
 
 
 def _whitened(source: Source[Rows], root: Array, center: Array, storage: str) -> tuple[RowTable, Array, Array, Array]:
-    """The table of rows Lᵀ x_n, and of every row its predictor at θ̂, response and weight (none: of length zero)."""
+    """The table of rows Lᵀ x_n, a row for each observation, and of each its predictor at θ̂, response and weight."""
+    if source.n >= _MOST:
+        raise InvalidInput(
+            "data", "fewer than 2³² observations to sample from", f"{source.n:,}",
+            "sum smaller frequencies, or use sampler='gaussian'",
+        )  # fmt: skip
     table = RowTable.blank(source.n, len(center), storage)
     base, y, weights, start = np.empty(source.n), np.empty(source.n), np.ones(source.n), 0
-    for rows in source.blocks():
-        here = slice(start, start + rows.n)
+    for rows in _expanded(source):
+        here = slice(start, start + rows.height)
         table.rows[here] = rows.x @ root
         base[here] = rows.x @ center if rows.offset is None else rows.x @ center + rows.offset
         y[here] = rows.y
         if rows.weights is not None:
             weights[here] = rows.weights
-        start += rows.n
+        start += rows.height
     return table, base, y, weights
+
+
+def _expanded(source: Source[Rows]) -> Iterator[Rows]:
+    """The observations of a source, a row for each, in the blocks that a source of such rows would have."""
+    size = next(blocks(source.n, len(source.names))).stop
+    held: list[Rows] = []
+    room = size
+    for block in source.blocks():
+        if block.frequency is None and not held:
+            yield block
+            continue
+        index = np.repeat(np.arange(block.height), block.counts.astype(np.int64))
+        alone = replace(block, frequency=None)
+        while index.size:
+            held.append(alone.take(index[:room]))
+            index, room = index[room:], room - held[-1].height
+            if room == 0:
+                yield Rows.joined(held)
+                held, room = [], size
+    if held:
+        yield Rows.joined(held)

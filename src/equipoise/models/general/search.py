@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.models.problem import Relaxation
+from equipoise.errors import FitFailed
+from equipoise.models.problem import Relaxation, Scaled, Yardstick
 
 __all__ = ["GeneralSearch"]
 
@@ -32,6 +33,11 @@ class GeneralSearch:
         """The user's start first; the others only if it fails."""
         return False
 
+    @property
+    def proportional(self) -> bool:
+        """No constant is estimated."""
+        return False
+
     def starts(self) -> list[Array]:
         """The user's start, then seeded perturbations of it for losses with several minima."""
         rng = np.random.default_rng(0)
@@ -42,7 +48,20 @@ class GeneralSearch:
         """A general loss has no convex companion."""
         return ()
 
-    def explain(self, theta: Array, direction: Array) -> tuple[str, ...] | None:
+    def yardstick(self, theta: Array) -> Yardstick:
+        """Posterior standard deviations: nothing is known of the rows."""
+        del theta
+        return Yardstick(1.0, 0.0)
+
+    def metric(self) -> Array | None:
+        """The user's own units."""
+        return None
+
+    def scaled(self) -> Scaled | None:
+        """Nothing is known of a general loss's units."""
+        return None
+
+    def explain(self, theta: Array, direction: Array) -> FitFailed | None:
         """A general loss may rise again far away: nothing can be concluded."""
         del theta, direction
         return None

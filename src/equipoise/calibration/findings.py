@@ -1,0 +1,262 @@
+"""What a report tells of a run, as numbers: coefficients, intervals, errors compared, and which parameters to show.
+
+Nothing here is laid out, and nothing that lays out computes: `equipoise.report` turns these into tables and pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.arrays import Array
+from equipoise.errors import InvalidInput
+from equipoise.theory.targets import posterior, sandwich
+
+if TYPE_CHECKING:
+    from equipoise.calibration.calibration import Calibration
+
+__all__ = [
+    "Choice",
+    "Coefficients",
+    "ErrorsCompared",
+    "Headline",
+    "Index",
+    "Intervals",
+    "Spent",
+    "StepFound",
+    "choose",
+    "coefficients",
+    "compare_errors",
+    "headline",
+    "intervals",
+    "spent",
+    "step_found",
+]
+
+Index = NDArray[np.intp]
+_TELLING = 0.1  # relative difference of standard errors that says something about the model
+_DOTS = 0.01  # share of an axis below which an interval is a dot
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Lower and upper ends, by parameter."""
+
+    lower: Array
+    upper: Array
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The coefficient table: estimate, standard error, interval, effective draws, flags; by parameter.
+
+    `robust` says whether the standard error is the sandwich's, `tail` the probability beyond each end of the interval.
+    """
+
+    estimate: Array
+    se: Array
+    interval: Intervals
+    predicted_ess: Array
+    ess: Array
+    flags: tuple[tuple[str, ...], ...]
+    robust: bool
+    tail: float
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The few numbers that come first: the worst over all parameters."""
+
+    ess: float
+    predicted_ess: float
+    shift: float
+    rhat: float
+
+
+@dataclass(frozen=True)
+class ErrorsCompared:
+    """The target's standard errors beside those of the other covariance: the model's, or the robust one.
+
+    Attributes
+    ----------
+    name
+        What the other covariance is called.
+    ratio
+        Its standard errors over the target's.
+    interval, other
+        The draws' intervals, and those of the same probability with the other standard errors, in `unit`s.
+    estimate
+        The estimates, in `unit`s.
+    in_errors
+        Whether the unit is each parameter's standard error: on a common axis most intervals would be dots.
+    meaning
+        What model-based over robust errors say about the model; empty where they agree.
+    """
+
+    name: str
+    ratio: Array
+    interval: Intervals
+    other: Intervals
+    estimate: Array
+    in_errors: bool
+    meaning: str
+
+    @property
+    def smallest(self) -> float:
+        """The smallest ratio."""
+        return float(self.ratio.min())
+
+    @property
+    def largest(self) -> float:
+        """The largest ratio."""
+        return float(self.ratio.max())
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Parameters worth showing, each in the order of the table.
+
+    Attributes
+    ----------
+    largest
+        Those whose estimates are the largest in standard errors.
+    spread, shift, skewness
+        Those furthest from their prediction, in Monte Carlo errors.
+    drawn
+        Those furthest in mean and spread together.
+    slowest
+        Those with the fewest effective draws, slowest first.
+    """
+
+    largest: Index
+    spread: Index
+    shift: Index
+    skewness: Index
+    drawn: Index
+    slowest: Index
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a run cost: steps of each chain, rows touched by all, passes over the data, seconds."""
+
+    steps: float
+    rows: float
+    passes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepFound:
+    """Eigenvalues of the step matrix, and of step × Hessian: smallest and largest."""
+
+    step: tuple[float, float]
+    contraction: tuple[float, float]
+
+
+def intervals(calibration: Calibration, level: float, recentred: bool = False) -> Intervals:
+    """Quantiles of the draws; recentred, less the predicted shift of their mean.
+
+    Raises
+    ------
+    InvalidInput
+        If they should be recentred and the shift is unknown.
+    """
+    tail = 0.5 * (1.0 - level)
+    lower, upper = np.quantile(calibration.chains.flat(), [tail, 1.0 - tail], axis=0)
+    if not recentred or calibration.chains.independent:
+        return Intervals(lower, upper)
+    bias = calibration.tuning.predicted.mean_bias
+    if not np.isfinite(bias).all():
+        raise InvalidInput("recentred", "False where third derivatives are unknown", True, "leave it out")
+    return Intervals(lower - bias, upper - bias)
+
+
+def coefficients(calibration: Calibration, level: float) -> Coefficients:
+    """The coefficient table of a run."""
+    diagnosis, tuning = calibration.diagnosis, calibration.tuning
+    return Coefficients(
+        estimate=tuning.center,
+        se=_sd(tuning.target),
+        interval=intervals(calibration, level),
+        predicted_ess=diagnosis.predicted_ess,
+        ess=diagnosis.ess,
+        flags=diagnosis.flags,
+        robust=calibration.plan.target_name == "sandwich",
+        tail=0.5 * (1.0 - level),
+    )
+
+
+def headline(calibration: Calibration) -> Headline:
+    """The worst of each, over all parameters."""
+    d = calibration.diagnosis
+    return Headline(float(d.ess.min()), float(d.predicted_ess.min()), float(np.abs(d.shift).max()), float(d.rhat.max()))
+
+
+def compare_errors(calibration: Calibration, found: Coefficients) -> ErrorsCompared:
+    """Standard errors of the target beside the other covariance's: the robust one's for a posterior, else the model's."""
+    model, robust = (_sd(made(calibration.plan.moments)) for made in (posterior, sandwich))
+    from_model = calibration.plan.target_name == "posterior"
+    other = robust if from_model else model
+    lower, upper = found.interval.lower, found.interval.upper
+    width = 0.5 * (upper - lower)
+    half = other * width / found.se
+    # where most intervals would be dots on a common axis, distances from zero in standard errors say more
+    in_errors = bool(np.median(width) < _DOTS * np.ptp(np.concatenate([lower, upper, [0.0]])))
+    unit = found.se if in_errors else np.ones_like(found.se)
+    return ErrorsCompared(
+        name="sandwich (robust)" if from_model else "posterior (model-based)",
+        ratio=other / found.se,
+        interval=Intervals(lower / unit, upper / unit),
+        other=Intervals((found.estimate - half) / unit, (found.estimate + half) / unit),
+        estimate=found.estimate / unit,
+        in_errors=in_errors,
+        meaning=_meaning(float(np.median(model / robust))),
+    )
+
+
+def choose(calibration: Calibration, shown: int, traced: int, curves: int) -> Choice:
+    """The parameters worth showing, at most so many in a plot of all, as traces, and as curves."""
+    d, tuning = calibration.diagnosis, calibration.tuning
+    spread = np.abs(d.sd_ratio - 1.0) / d.spread_error
+    surprise = np.abs(d.shift - np.nan_to_num(d.predicted_shift)) / d.shift_error
+    return Choice(
+        largest=_furthest(np.abs(tuning.center) / _sd(tuning.target), shown),
+        spread=_furthest(spread, shown),
+        shift=_furthest(surprise, shown),
+        skewness=_furthest(np.abs(d.skewness) / d.skewness_error, shown),
+        drawn=_furthest(np.abs(d.shift) / d.shift_error + spread, traced),
+        # predicted first, to ten draws, and observed where that ties
+        slowest=np.lexsort((d.ess, np.round(d.predicted_ess, -1)))[:curves],
+    )
+
+
+def spent(calibration: Calibration) -> Spent:
+    """What the sampling cost."""
+    found = calibration.chains.statistics
+    return Spent(found["steps"], found["rows"], found["rows"] / calibration.plan.moments.n, found["seconds"])
+
+
+def step_found(calibration: Calibration) -> StepFound:
+    """The step matrix by its eigenvalues."""
+    step, rates = np.linalg.eigvalsh(calibration.tuning.step), calibration.tuning.predicted.modes.rates
+    return StepFound((float(step[0]), float(step[-1])), (float(rates[0]), float(rates[-1])))
+
+
+def _meaning(ratio: float) -> str:
+    if ratio < 1.0 - _TELLING:
+        return "The data vary more than the model says: posterior intervals are too narrow."
+    return "The data vary less than the model says: posterior intervals are too wide." if ratio > 1.0 + _TELLING else ""
+
+
+def _furthest(score: Array, limit: int) -> Index:
+    """The positions of the `limit` largest scores, in their original order."""
+    clean = np.nan_to_num(score, nan=-np.inf)
+    return np.sort(np.argsort(-clean, kind="stable")[:limit])
+
+
+def _sd(cov: Array) -> Array:
+    return np.sqrt(np.diag(cov))

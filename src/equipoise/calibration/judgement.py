@@ -1,0 +1,301 @@
+"""What a comparison means: checks with a status and words, flags by parameter, and the verdict (theory §6, §7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.arrays import Array
+from equipoise.calibration.comparison import Comparison, distance, worst_direction
+from equipoise.calibration.thresholds import (
+    ALARM,
+    BIAS,
+    COVARIANCE,
+    GUARD,
+    LAPLACE,
+    MIXING,
+    POWER,
+    SEEN,
+    SHAPE,
+    SLOW,
+    TARGET,
+    sigmas,
+)
+
+__all__ = ["Check", "Status", "flags", "judge", "verdict"]
+
+Status = Literal["ok", "look", "unknown"]
+_MARKS: dict[Status, str] = {"ok": "ok", "look": "LOOK", "unknown": "?"}
+_SHOWN = 3  # parameters of a direction that are named
+_PART = 0.4  # and how large a part in it they must have
+_OWN = "the chain follows the posterior itself"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: what was predicted, what was observed, the Monte Carlo error, and what it means.
+
+    Attributes
+    ----------
+    name
+        What was compared.
+    predicted, observed, error
+        The two numbers, and the Monte Carlo error or the tolerance.
+    status
+        `"ok"`; `"look"` when something is off; `"unknown"` when this run cannot tell.
+    words
+        What it means, for people.
+    """
+
+    name: str
+    predicted: float
+    observed: float
+    error: float
+    status: Status
+    words: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether the comparison could be made and nothing is off."""
+        return self.status == "ok"
+
+    @property
+    def mark(self) -> str:
+        """The status as tables show it."""
+        return _MARKS[self.status]
+
+
+def judge(c: Comparison) -> tuple[Check, ...]:
+    """Every check of a run, in the order in which they are read."""
+    made = (_covariance, _target, _effective_draws, _mean_bias, _joint_mean, _shape, _chains, _guard)
+    return tuple(check(c) for check in made)
+
+
+def flags(c: Comparison) -> tuple[tuple[str, ...], ...]:
+    """What stands out in each parameter, by the checks' own thresholds."""
+    limit, posterior = sigmas(len(c.names)), c.expected.posterior
+    shift = c.surprise if posterior else c.shift
+    spread = np.abs(c.sd_ratio - 1.0)
+    excused = LAPLACE if posterior else COVARIANCE
+    found: dict[str, NDArray[np.bool_]] = {
+        "bias": (np.abs(shift) > BIAS) & (np.abs(shift) > limit * c.cautious_shift_error),
+        # a standard deviation is off by half of what its variance is
+        "spread": spread > 0.5 * excused + limit * c.cautious_spread_error,
+        "target": np.abs(c.target_ratio - 1.0) > 0.5 * TARGET,
+        "skew": _beyond(c.observed.skewness, c.skewness_error, np.inf if posterior else limit),
+        "chains": c.observed.rhat >= c.rhat_limit,
+    }
+    return tuple(tuple(word for word, raised in found.items() if raised[j]) for j in range(len(c.names)))
+
+
+def verdict(c: Comparison, checks: tuple[Check, ...]) -> str:
+    """What is known of the run, and what is not."""
+    if c.independent:
+        return "Draws are from N(estimate, target); no chain was run, so nothing beyond that law can show."
+    about = [check for check in checks if check.name in {"covariance", "target", "mean bias", "joint mean"}]
+    off = ", ".join(check.name for check in about if check.status == "look")
+    if off:
+        known = f"The draws are not those of N(estimate, target): see {off}."
+    elif any(check.status == "unknown" for check in about):
+        known = "Nothing is off as far as this run can tell."
+    elif c.expected.posterior:
+        known = "Nothing is off."
+    else:
+        known = "Covariance and mean are those of N(estimate, target) within Monte Carlo error."
+    if c.expected.posterior:
+        return f"{known} With noise at the posterior's own temperature {_OWN}, shape included."
+    return f"{known} Their shape is the chain's own: for quantiles take estimate ± z·se."
+
+
+def _covariance(c: Comparison) -> Check:
+    floor, noise = c.tails * c.expected.floor, c.tails * c.expected.covariance_limit
+    error = distance(c.observed.cov, c.expected.cov)
+    law = "Laplace approximation it was tuned to" if c.expected.posterior else "prediction"
+    told = f"covariance is {error:.1%} from the {law}"
+    beyond = f"{told}, beyond Monte Carlo error ({floor:.1%})"
+    status: Status
+    if error > noise + COVARIANCE and c.expected.posterior and error <= noise + LAPLACE:
+        status, words = "unknown", f"{beyond}: {_OWN}, whose covariance may be just that"
+    elif error > noise + COVARIANCE:
+        status, words = "look", f"{beyond}: {_cause(c)}"
+    elif floor > POWER:
+        status, words = "unknown", f"{told}: {_too_few(c, floor)}"
+    elif error > noise:
+        status, words = "ok", f"{told}, little more than Monte Carlo error alone would make it ({floor:.1%})"
+    else:
+        status, words = "ok", f"{told}, as Monte Carlo error alone would make it ({floor:.1%})"
+    return Check("covariance", 0.0, error, floor, status, words)
+
+
+def _cause(c: Comparison) -> str:
+    if c.independent:
+        return "the draws are not from the law they are compared with"
+    return (
+        "the loss is not quadratic at this scale, or the draws are not of this tuning; against the first, refine=True "
+        "corrects the step, and more rows or a smaller batch help"
+    )
+
+
+def _target(c: Comparison) -> Check:
+    target = c.expected.target
+    predicted, observed = distance(c.expected.cov, target), distance(c.observed.cov, target)
+    scale = c.tails * c.target_scale
+    floor, limit = scale * c.expected.floor, scale * c.expected.covariance_limit
+    status: Status
+    if predicted > TARGET:
+        step = f"the best {c.structure} step" if c.structure in {"scalar", "diagonal"} else "this step"
+        status, words = "look", f"{step} cannot reach this target: {_interval(c, c.expected.cov)}"
+    elif observed > limit + (LAPLACE if c.expected.posterior else TARGET):
+        status, words = "look", f"the draws miss the target: {_interval(c, c.observed.cov)}"
+    elif floor > POWER:
+        status, words = "unknown", f"the step can reach it; {_too_few(c, floor)}"
+    else:
+        status, words = "ok", f"the draws' covariance is {observed:.1%} from the target (Monte Carlo error {floor:.1%})"
+    return Check("target", predicted, observed, floor, status, words)
+
+
+def _interval(c: Comparison, cov: Array) -> str:
+    """What is furthest from what it should be: the interval of a parameter, and that of a combination where it is worse."""
+    ratio = np.sqrt(np.diag(cov) / np.diag(c.expected.target))
+    worst = int(np.argmax(np.abs(np.log(ratio))))
+    words = f"{c.names[worst]}'s interval is {ratio[worst]:.2f} of what it should be"
+    joint, part = worst_direction(cov, c.expected.target)
+    if abs(np.log(joint)) <= abs(np.log(ratio[worst])) + TARGET:
+        return words
+    return f"{words}, that of a combination of parameters (mainly {_parameters(c, part)}) {joint:.2f}"
+
+
+def _too_few(c: Comparison, floor: float) -> str:
+    draws = c.observed.draws
+    return (
+        f"cannot tell, because Monte Carlo error alone makes it {floor:.0%}; to bring that to {POWER:.0%} takes "
+        f"{np.ceil(draws * (floor / POWER) ** 2):,.0f} draws instead of {draws:,}"
+    )
+
+
+def _effective_draws(c: Comparison) -> Check:
+    ratio = c.expected.tau / c.observed.tau
+    worst = int(np.argmin(ratio))
+    spread = float(c.time_error[worst])
+    allowed = sigmas(len(ratio)) * spread + MIXING
+    observed, predicted = float(c.observed.ess[worst]), float(c.observed.draws / c.expected.tau[worst])
+    words = f"{observed:.0f} effective draws in the parameter furthest from its prediction of {predicted:.0f}"
+    # the time, not its inverse, has symmetric errors
+    if 1.0 / ratio[worst] > 1.0 + allowed:
+        status: Status = "look"
+        words += ": the chain mixes more slowly than predicted; ask for more draws"
+    elif allowed > SLOW:
+        status = "unknown"
+        words += ": too few to tell how well the chain mixes"
+    else:
+        status = "ok"
+    return Check("effective draws", predicted, observed, observed * spread, status, words)
+
+
+def _mean_bias(c: Comparison) -> Check:
+    error = c.cautious_shift_error
+    gap, limit = np.abs(c.surprise), sigmas(len(c.names))
+    odd = (gap > limit * error) & (gap > BIAS)
+    worst = int(np.argmax(np.where(odd, gap, -1.0) if odd.any() else np.abs(c.shift)))
+    predicted, observed = float(c.predicted_shift[worst]), float(c.shift[worst])
+    size, name = c.expected.size(c.expected.known_bias), c.names[worst]
+    if odd.any():
+        status: Status = "look"
+        words = f"the mean of {name} is off by {observed:+.2f} standard deviations where {predicted:+.2f} was predicted"
+    elif size > BIAS:
+        status, words = _predicted_bias(c, size)
+    elif limit * error.max() > SEEN:
+        status = "unknown"
+        words = f"cannot tell, because Monte Carlo error alone moves a mean by {error.max():.1f} standard deviations"
+    else:
+        status = "ok"
+        words = f"the mean is within {np.abs(c.shift).max():.2f} standard deviations of the minimiser"
+    return Check("mean bias", predicted, observed, float(error[worst]), status, words)
+
+
+def _predicted_bias(c: Comparison, size: float) -> tuple[Status, str]:
+    where = _parameters(c, np.linalg.solve(c.expected.cov, c.expected.known_bias) * c.expected.sd)
+    told = f"the mean is shifted by {size:.2f} standard deviations in its worst direction ({where}), as predicted"
+    if c.expected.posterior:
+        return "ok", f"{told}: that is the posterior's own mean"
+    return (
+        "look",
+        f"{told}, because the loss is not quadratic; intervals(recentred=True) shifts the draws' intervals back",
+    )
+
+
+def _joint_mean(c: Comparison) -> Check:
+    found = c.joint_shift
+    where = f"mainly {_parameters(c, found.direction)}"
+    if found.chance < ALARM and found.real > BIAS:
+        status: Status = "look"
+        words = (
+            f"some combination of parameters ({where}) has its mean {found.real:.2f} standard deviations from where it "
+        )
+        words += "was predicted"
+    elif found.noise > SEEN:
+        status, words = "unknown", "too few effective draws to tell the mean of every combination of parameters"
+    else:
+        status = "ok"
+        words = f"no combination of parameters is shifted beyond its prediction and Monte Carlo error ({found.noise:.2f} sd)"
+    return Check("joint mean", 0.0, found.size, found.noise, status, words)
+
+
+def _parameters(c: Comparison, part: Array) -> str:
+    """The parameters that matter in a direction, given what each has to do with it."""
+    size = np.abs(part) / (float(np.abs(part).max()) or 1.0)
+    order = [j for j in np.argsort(-size, kind="stable")[:_SHOWN] if size[j] >= _PART]
+    return ", ".join(c.names[j] for j in order)
+
+
+def _shape(c: Comparison) -> Check:
+    limit = sigmas(2 * len(c.names))
+    values = np.stack([c.observed.skewness, c.observed.kurtosis])
+    errors = np.stack([c.skewness_error, c.kurtosis_error])
+    beyond = _beyond(values, errors, limit)
+    score = np.abs(values) / errors
+    row, worst = np.unravel_index(int(np.argmax(np.where(beyond, score + score.max(), score))), values.shape)
+    value, error = float(values[row, worst]), float(errors[row, worst])
+    words = f"{('skewness', 'excess kurtosis')[row]} of {value:+.2f}"
+    if beyond.any() and c.expected.posterior:
+        status: Status = "unknown"
+        words += f" beyond Monte Carlo error: {_OWN}, whose shape is not predicted"
+    elif beyond.any():
+        status = "look"
+        words += (
+            " beyond Monte Carlo error: the shape is the chain's own; read estimate ± z·se, not quantiles of the draws"
+        )
+    elif c.skewness_error.max() > POWER:
+        status, words = "unknown", f"{words}: too few effective draws to tell"
+    else:
+        small = bool((np.abs(values) > limit * errors).any())
+        status, words = "ok", f"{words} is {'small' if small else 'what normal draws would show'}"
+    return Check("shape", 0.0, value, error, status, words)
+
+
+def _beyond(values: Array, errors: Array, limit: float) -> NDArray[np.bool_]:
+    return (np.abs(values) > limit * errors) & (np.abs(values) > SHAPE)
+
+
+def _chains(c: Comparison) -> Check:
+    limit = c.rhat_limit
+    worst = float(c.observed.rhat.max())
+    if worst >= limit:
+        return Check("chains", 1.0, worst, limit - 1.0, "look", "the chains disagree: ask for more draws")
+    if c.half_ess < 2.0 or np.isnan(worst):
+        words = "half a chain has fewer than two effective draws: too few to compare halves"
+        return Check("chains", 1.0, worst, limit - 1.0, "unknown", words)
+    return Check("chains", 1.0, worst, limit - 1.0, "ok", "the chains agree")
+
+
+def _guard(c: Comparison) -> Check:
+    rate = c.observed.guard_rate
+    words = f"the guard acted on {rate:.2%} of the steps" if rate else "the guard never acted"
+    if rate <= GUARD:
+        return Check("guard", 0.0, rate, GUARD, "ok", words)
+    return Check(
+        "guard", 0.0, rate, GUARD, "look", f"{words}: the tails of this loss are felt; use a smaller batch or more data"
+    )

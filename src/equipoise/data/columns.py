@@ -1,0 +1,269 @@
+"""Columns of a table, as a design takes them: numbers, levels or dates, the same for every table to come."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from decimal import Decimal
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.data.grammar import LIMITS
+from equipoise.data.wording import brief, listed
+from equipoise.errors import EquipoiseWarning, InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["KINDS", "Column", "Kind", "Level", "column_values", "learnt", "numbers"]
+
+# str, bool, int, float, Timestamp or Interval
+Level: TypeAlias = Any
+Kind = Literal["number", "whole", "flag", "category", "date", "text"]
+KINDS: tuple[str, ...] = get_args(Kind)
+
+_WORDS: dict[str, str] = {
+    "number": "numbers",
+    "whole": "whole numbers",
+    "flag": "true and false",
+    "date": "dates",
+    "category": "levels",
+    "text": "text",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column was when the model was fitted.
+
+    Attributes
+    ----------
+    kind
+        How its values enter: `number`, `whole` and `flag` (whole numbers and truth values that are levels),
+        `category`, `date` (as days since 1970) or `text` (that is hashed).
+    levels
+        The levels in the order in which they are coded, where it has any.
+    """
+
+    kind: Kind
+    levels: tuple[Level, ...] | None = None
+
+
+def simplified(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
+    """A column without missing values as float64, int64, bool, datetime64, category or an object column of text.
+
+    Raises
+    ------
+    InvalidInput
+        If it is none of these: sparse, complex, lists, a mixture.
+    """
+    import pandas as pd
+    from pandas.api import types
+
+    dtype = column.dtype
+    if isinstance(dtype, pd.CategoricalDtype):
+        return column
+    if isinstance(dtype, pd.SparseDtype):
+        raise InvalidInput(name, "a dense column", "a sparse one", "convert it with frame.sparse.to_dense()")
+    if types.is_bool_dtype(dtype):
+        return column.astype(bool)
+    if types.is_integer_dtype(dtype):
+        return column.astype(np.int64 if int(column.max()) < 2**63 else np.float64)
+    if types.is_datetime64_any_dtype(dtype):
+        return _dates(name, column)
+    if types.is_timedelta64_dtype(dtype):
+        return _days(column)
+    if types.is_numeric_dtype(dtype) and not types.is_complex_dtype(dtype):
+        return pd.Series(column.to_numpy(dtype=np.float64), index=column.index, name=column.name)
+    return _inferred(name, column.astype(object))
+
+
+def _inferred(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
+    """A column of objects by what they are."""
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.StringDtype):
+        column = column.astype(object)
+    found = pd.api.types.infer_dtype(column, skipna=True)
+    if found in {"string", "interval"}:
+        return column
+    if found == "boolean":
+        return column.astype(bool)
+    if found == "integer" and all(abs(value) < 2**63 for value in column):
+        return column.astype(np.int64)
+    if found in {"datetime", "datetime64", "date"}:
+        return _dates(name, column)
+    if found in {"timedelta", "timedelta64"}:
+        return _days(pd.to_timedelta(column))
+    if all(isinstance(value, (Real, Decimal)) and not isinstance(value, bool) for value in column):
+        return column.astype(np.float64)
+    kinds = sorted({type(value).__name__ for value in column})
+    raise InvalidInput(
+        name, "a column of numbers, text, dates or categories", f"values of type {listed(kinds, 4)}",
+        "convert it to one of these, or leave the column out",
+    )  # fmt: skip
+
+
+def _dates(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
+    """Dates without a time zone, those with one in UTC."""
+    import pandas as pd
+
+    try:
+        dates = pd.to_datetime(column.astype(object) if column.dtype == object else column, utc=True)
+        return dates.dt.tz_localize(None).astype("datetime64[us]")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidInput(name, "a column of dates", brief(error, 200), "convert it with pd.to_datetime") from error
+
+
+def _days(times: pd.Series[Any]) -> pd.Series[Any]:
+    """Dates as days since 1970 began, or spans of time as days, with fractions."""
+    dtype = np.dtype("datetime64[us]" if times.dtype.kind == "M" else "timedelta64[us]")
+    return times.astype(dtype).astype(np.int64) / 86_400e6
+
+
+def _is(simple: pd.Series[Any], kinds: str) -> bool:
+    """Whether a simplified column is boolean (b), integer (i), floating (f), a date (M) or a category or text (O)."""
+    import pandas as pd
+
+    kind = "O" if isinstance(simple.dtype, pd.CategoricalDtype) else simple.dtype.kind
+    return kind in kinds
+
+
+def numbers(name: str, column: pd.Series[Any]) -> Array:
+    """A column without missing values as float64.
+
+    Raises
+    ------
+    InvalidInput
+        If it is not made of finite numbers.
+    """
+    simple = simplified(name, column)
+    if not _is(simple, "bif"):
+        raise InvalidInput(name, "numeric", f"a column of {_described(simple)}", "choose a column of numbers")
+    values = simple.to_numpy(dtype=np.float64)
+    if not np.isfinite(values).all():
+        where = column.index[~np.isfinite(values)]
+        raise InvalidInput(name, "finite", f"infinity at rows {listed(where, 5)}", "change or leave out those rows")
+    return values
+
+
+def _described(simple: pd.Series[Any]) -> str:
+    """What a simplified column is made of, in words."""
+    if _is(simple, "O"):
+        return "text or categories"
+    return "dates" if _is(simple, "M") else "numbers"
+
+
+def _coded(simple: pd.Series[Any]) -> tuple[Any, list[Level]]:
+    """The row numbers of a column's distinct values, and those values."""
+    import pandas as pd
+
+    if isinstance(simple.dtype, pd.CategoricalDtype):
+        categories = simplified(str(simple.name), pd.Series(simple.cat.categories))
+        return simple.cat.codes.to_numpy(), categories.tolist()
+    codes, distinct = pd.factorize(simple)
+    return codes, distinct.tolist()
+
+
+def _levels(name: str, simple: pd.Series[Any]) -> tuple[Level, ...]:
+    """The levels that occur, in a category's own order or sorted; a note on those that do not."""
+    codes, found = _coded(simple)
+    used = set(np.unique(codes).tolist())
+    unused = [level for i, level in enumerate(found) if i not in used]
+    if unused:
+        warnings.warn(
+            f"{name}: the levels {listed(unused)} have no rows and were left out of the design.",
+            EquipoiseWarning,
+            stacklevel=2,
+        )
+    levels = [level for i, level in enumerate(found) if i in used]
+    if len(levels) > LIMITS.levels:
+        raise InvalidInput(
+            name, f"at most {LIMITS.levels} levels, each of which is a column", f"{len(levels)} levels",
+            f"group them, or write hashed({name}, levels=100)",
+        )  # fmt: skip
+    categorical = hasattr(simple, "cat")
+    return tuple(levels if categorical else sorted(levels))
+
+
+def learnt(name: str, column: pd.Series[Any], roles: frozenset[str]) -> Column:
+    """What a column without missing values is, given the roles it has in the formula.
+
+    Raises
+    ------
+    InvalidInput
+        If its values have no use in a formula, or its roles contradict each other.
+    """
+    simple = simplified(name, column)
+    if _is(simple, "O"):
+        return Column("text") if roles == {"hashed"} else Column("category", _levels(name, simple))
+    as_levels = roles & {"coded", "hashed"}
+    if _is(simple, "M"):
+        if as_levels and roles - {"coded", "hashed"}:
+            raise InvalidInput(
+                name, "used either as a number or inside C()", "both", "make a second column of the dates as text"
+            )
+        return Column("category", _levels(name, simple)) if as_levels else Column("date")
+    levels = _levels(name, simple) if "coded" in roles else None
+    kind: Kind = "number"
+    if as_levels and _is(simple, "bi"):
+        kind = "flag" if _is(simple, "b") else "whole"
+    return Column(kind, levels)
+
+
+def column_values(name: str, column: pd.Series[Any], known: Column) -> pd.Series[Any]:
+    """A column of any table without missing values, as it was when the model was fitted.
+
+    Raises
+    ------
+    InvalidInput
+        If it holds something else than then, or levels not seen then.
+    """
+    import pandas as pd
+
+    simple = simplified(name, column)
+    if known.kind == "text":
+        return simple.astype(object)
+    fits = {"number": "bif", "whole": "bif", "flag": "bif", "date": "M", "category": "ObifM"}[known.kind]
+    if not _is(simple, fits):
+        raise InvalidInput(
+            name, f"a column of {_WORDS[known.kind]}, as when fitting", f"a column of {_described(simple)}",
+            "convert the column" + (" with pd.to_datetime" if known.kind == "date" else ""),
+        )  # fmt: skip
+    if known.levels is not None:
+        codes = _known_codes(name, simple, known.levels)
+        if known.kind == "category":
+            return pd.Series(
+                pd.Categorical.from_codes(codes, categories=pd.Index(list(known.levels))), index=column.index
+            )
+    if known.kind == "date":
+        return _days(simple)
+    if known.kind == "number":
+        return simple.astype(np.float64)
+    return _exactly(name, simple, np.dtype(bool) if known.kind == "flag" else np.dtype(np.int64))
+
+
+def _exactly(name: str, simple: pd.Series[Any], dtype: np.dtype[Any]) -> pd.Series[Any]:
+    """Whole numbers or truth values, whatever number type they came in."""
+    values = simple.to_numpy(np.float64)
+    if np.isfinite(values).all() and (values == values.astype(dtype)).all():
+        return simple.astype(dtype)
+    word = "true and false" if dtype.kind == "b" else "whole numbers"
+    raise InvalidInput(name, f"a column of {word}, as when fitting", "other numbers", "convert the column")
+
+
+def _known_codes(name: str, simple: pd.Series[Any], levels: tuple[Level, ...]) -> Any:
+    """The place of each value among the known levels."""
+    codes, found = _coded(simple)
+    place = {level: i for i, level in enumerate(levels)}
+    used = set(np.unique(codes).tolist())
+    unseen = [level for i, level in enumerate(found) if i in used and level not in place]
+    if unseen:
+        raise InvalidInput(
+            name, f"one of the levels seen when fitting, [{listed(levels)}]",
+            f"[{listed(sorted(unseen, key=str))}]", "recode or drop those rows",
+        )  # fmt: skip
+    return np.array([place.get(level, -1) for level in found], dtype=np.intp)[codes]

@@ -1,0 +1,141 @@
+"""Whole tables at the door: what counts as one, which columns and rows of it are used, what is missing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.arrays import Mask
+from equipoise.checks import nearest
+from equipoise.data.wording import brief, listed
+from equipoise.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["as_frame", "incomplete", "picked", "require_complete", "require_finite", "without_lagged"]
+
+
+def as_frame(data: object) -> pd.DataFrame:
+    """A DataFrame, or anything with a `to_pandas` method (Polars, Arrow), as a DataFrame with at least one row.
+
+    Raises
+    ------
+    InvalidInput
+        If it is neither, or empty.
+    """
+    import pandas as pd  # slow to import: only those who bring tables pay for it
+
+    frame = data
+    if not isinstance(data, pd.DataFrame) and callable(getattr(data, "to_pandas", None)):
+        try:
+            frame = data.to_pandas()  # type: ignore[attr-defined]
+        except Exception as error:
+            raise InvalidInput(
+                "data", "a table that converts to pandas", f"{type(error).__name__}: {brief(error, 200)}",
+                "convert it to a pandas DataFrame first",
+            ) from error  # fmt: skip
+    if not isinstance(frame, pd.DataFrame):
+        hint = "convert it with pd.DataFrame(...)"
+        if hasattr(data, "__dataframe__"):
+            hint = "convert it with pd.api.interchange.from_dataframe(...)"
+        raise InvalidInput(
+            "data", "a DataFrame or a file path", type(data).__name__, f"{hint}; pass formula= only with a table"
+        )
+    if len(frame) == 0:
+        raise InvalidInput("data", "a table with at least one row", "a table without rows", "check where it comes from")
+    return frame
+
+
+def picked(frame: pd.DataFrame, names: Collection[str], argument: str = "formula") -> pd.DataFrame:
+    """The named columns, with rows numbered from zero.
+
+    Raises
+    ------
+    InvalidInput
+        If one is absent, or there twice.
+    """
+    known = [str(c) for c in frame.columns]
+    absent = [name for name in names if name not in known]
+    if absent:
+        close = [
+            f"for {brief(repr(name), 30)} {brief(hint, 60)}" for name in absent[:3] if (hint := nearest(name, known))
+        ]
+        raise InvalidInput(
+            argument,
+            f"made of columns of the table, {listed(known)}",
+            f"[{listed(absent, 5)}], which it does not have",
+            "; ".join(["correct the names, or add the columns", *close]),
+        )
+    doubled = sorted({name for name in names if known.count(name) > 1})
+    if doubled:
+        raise InvalidInput(
+            "data", "a table whose columns have different names", f"several columns named [{listed(doubled)}]",
+            "rename or drop them",
+        )  # fmt: skip
+    chosen = frame.iloc[:, [known.index(name) for name in names]]
+    return chosen.set_axis(list(names), axis=1).reset_index(drop=True)
+
+
+def incomplete(frame: pd.DataFrame) -> Mask:
+    """Which rows have a missing value."""
+    return np.any(frame.isna().to_numpy(dtype=bool), axis=1)
+
+
+def require_complete(frame: pd.DataFrame, remedy: str = "drop or fill those rows") -> None:
+    """Raise if a value is missing.
+
+    Raises
+    ------
+    InvalidInput
+        Naming columns and rows.
+    """
+    columns = [str(name) for name in frame.columns if frame[name].isna().any()]
+    if columns:
+        where = frame.index[incomplete(frame)]
+        raise InvalidInput(
+            "data", "without missing values", f"missing in columns [{listed(columns)}], rows {listed(where, 5)}", remedy
+        )
+
+
+def require_finite(matrix: pd.DataFrame) -> None:
+    """Raise if a term of the formula is infinite or undefined somewhere.
+
+    Raises
+    ------
+    InvalidInput
+        Naming the term and the rows.
+    """
+    values = matrix.to_numpy()
+    # a sum is finite only if its terms are, and takes a tenth of the time and no memory
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(values.sum()):
+            return
+    bad = ~np.isfinite(values)
+    if not bad.any():
+        return
+    first = int(np.flatnonzero(bad.any(axis=0))[0])
+    infinite = bool(np.isinf(values[:, first]).any())
+    term, where = brief(matrix.columns[first]), matrix.index[bad[:, first]]
+    remedy = "change or leave out those rows, or change the term"
+    if _lagged([term]).any():
+        remedy = "pass missing='drop' to leave out the rows that lag() has no value for"
+    raise InvalidInput(
+        "formula", "finite in every term",
+        f"{term}, which is {'infinite' if infinite else 'undefined (NaN)'} at rows {listed(where, 5)}", remedy,
+    )  # fmt: skip
+
+
+def without_lagged(*matrices: pd.DataFrame) -> Mask:
+    """Which rows are left once those are gone for which `lag()` has no value."""
+    kept = np.ones(len(matrices[0]), dtype=bool)
+    for matrix in matrices:
+        kept &= ~np.isnan(matrix.to_numpy()[:, _lagged(matrix.columns)]).any(axis=1)
+    return kept
+
+
+def _lagged(names: Collection[Any]) -> Mask:
+    return np.array([re.search(r"(?<!\w)lag\(", str(name)) is not None for name in names], dtype=bool)

@@ -1,0 +1,21 @@
+"""Words in messages about tables: short, on one line, whatever the table holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+__all__ = ["brief", "listed"]
+
+
+def brief(words: object, most: int = 80) -> str:
+    """A text on one line, cut where it is too long."""
+    line = " ".join(str(words).split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def listed(values: Iterable[object], most: int = 6) -> str:
+    """A few values, and how many there are beside."""
+    words = [str(v) if isinstance(v, (int, np.integer)) else brief(repr(v), 40) for v in values]
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")

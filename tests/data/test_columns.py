@@ -1,0 +1,564 @@
+"""What columns may be: every type of pandas, dates, decimals, categories; weights, offsets and responses beside them."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import equipoise as eq
+from equipoise.data.columns import Column
+from equipoise.errors import EquipoiseWarning
+
+N = 40
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    return pd.DataFrame(
+        {
+            "y": rng.normal(size=N),
+            "x": rng.normal(size=N),
+            "k": rng.integers(1, 4, N),
+            "b": rng.random(N) < 0.5,
+            "g": rng.choice(["a", "b", "c"], N),
+            "t": pd.Timestamp("2021-03-01") + pd.to_timedelta(rng.integers(0, 5, N) * 12, unit="h"),
+        }
+    )
+
+
+# --- Types of pandas --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "formula", ["y ~ x + k + b + g", "y ~ C(k)*C(b) + I(x*k) + I(b + b)", "y ~ hashed(k, levels=3)"]
+)
+@pytest.mark.parametrize("backend", ["numpy_nullable", "pyarrow"])
+def test_nullable_types_are_as_good_as_plain_ones(frame, formula, backend) -> None:
+    plain = eq.data.table(frame, formula)
+    nullable = frame.convert_dtypes(dtype_backend=backend)
+    assert all(nullable[c].dtype != frame[c].dtype for c in "xkbg")
+    made = eq.data.table(nullable, formula)
+    assert made.names == plain.names
+    np.testing.assert_array_equal(made.x, plain.x)
+    np.testing.assert_array_equal(made.y, plain.y)
+    assert made.design == plain.design
+    # a design made from either takes the other
+    for design in (made.design, plain.design):
+        for table in (frame, nullable):
+            np.testing.assert_array_equal(np.asarray(design.encode(table)[0]), plain.x)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pd.array([1, 2, None, 4], dtype="Int64"),
+        pd.array([1.0, 2.0, None, 4.0], dtype="Float64"),
+        pd.array([True, False, None, True], dtype="boolean"),
+        pd.array(["u", "v", None, "u"], dtype="string"),
+        pd.array(["u", "v", None, "u"], dtype="str"),
+        pd.Categorical(["u", "v", None, "u"]),
+        pd.to_datetime(["2020-01-01", "2020-01-02", None, "2020-01-03"]),
+        np.array([Decimal(1), Decimal(2), None, Decimal(4)], dtype=object),
+        np.array([1, 2, None, 4], dtype=object),
+    ],
+)
+def test_missing_values_of_every_type(column) -> None:
+    frame = pd.DataFrame({"y": [1.0, 2.0, 3.0, 5.0], "x": column})
+    with pytest.raises(eq.InvalidInput, match=r"missing in columns \['x'\], rows 2"):
+        eq.data.table(frame, "y ~ x")
+    with pytest.warns(EquipoiseWarning, match=r"^1 of 4 rows with missing values"):
+        made = eq.data.table(frame, "y ~ x", missing="drop")
+    np.testing.assert_array_equal(made.y, [1.0, 2.0, 5.0])
+    assert made.design.dropped == 1
+    if made.names[1] == "x":
+        assert np.isfinite(made.x).all()
+    # whole numbers stay whole once the missing ones are gone
+    if str(frame["x"].dtype) == "Int64":
+        with pytest.warns(EquipoiseWarning):
+            assert eq.data.table(frame, "y ~ C(x)", missing="drop").names == ("Intercept", "C(x)[T.2]", "C(x)[T.4]")
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint32, np.uint64, np.float16, np.float32])
+def test_narrow_numbers_are_widened_before_they_are_computed_with(dtype) -> None:
+    # 100**2 does not fit into one byte, and 1/3 of float16 has three digits
+    frame = pd.DataFrame({"y": [1.0, 2.0, 3.0], "x": np.array([100, 90, 3], dtype=dtype)})
+    made = eq.data.table(frame, "y ~ I(x**2) + I(x / 3) + center(x)")
+    wide = np.array([100.0, 90.0, 3.0])
+    np.testing.assert_array_equal(made.x[:, 1:], np.column_stack([wide**2, wide / 3, wide - wide.mean()]))
+
+
+def test_whole_numbers_do_not_overflow() -> None:
+    frame = pd.DataFrame({"y": [1.0, 2.0, 3.0], "x": [10**10, 2, 3], "u": np.array([2**63, 1, 2], dtype=np.uint64)})
+    made = eq.data.table(frame, "y ~ I(x**2) + I(x**-1) + u")
+    np.testing.assert_array_equal(made.x[0, 1:], [1e20, 1e-10, 2.0**63])
+
+
+def test_truth_values_add_up(frame) -> None:
+    made = eq.data.table(frame, "y ~ I(b + b) + I(-b)")
+    np.testing.assert_array_equal(made.x[:, 1], 2.0 * frame["b"])
+    np.testing.assert_array_equal(made.x[:, 2], -1.0 * frame["b"])
+
+
+def test_decimals_are_numbers(frame) -> None:
+    decimal = frame.assign(x=[Decimal(repr(v)) for v in frame["x"]])
+    arrow = frame.assign(x=pd.array(decimal["x"], dtype=pd.ArrowDtype(pa.decimal128(38, 30))))
+    expected = eq.data.table(frame, "y ~ x + I(x**2)")
+    for table in (decimal, arrow):
+        np.testing.assert_allclose(eq.data.table(table, "y ~ x + I(x**2)").x, expected.x, rtol=1e-15)
+    mixed = frame.assign(x=[Decimal(repr(v)) if i % 2 else v for i, v in enumerate(frame["x"])])
+    np.testing.assert_array_equal(eq.data.table(mixed, "y ~ x").x[:, 1], frame["x"])
+
+
+def test_dates_are_days_since_1970(frame) -> None:
+    made = eq.data.table(frame, "y ~ t")
+    expected = 18687.0 + (frame["t"] - pd.Timestamp("2021-03-01")).dt.total_seconds() / 86400.0
+    np.testing.assert_array_equal(made.x[:, 1], expected)
+    assert made.design.columns == {"t": Column("date")}
+    same = {
+        "seconds": frame["t"].astype("datetime64[s]"),
+        "nanoseconds": frame["t"].astype("datetime64[ns]"),
+        "zone": frame["t"].dt.tz_localize("UTC").dt.tz_convert("Asia/Tokyo"),
+        "python": pd.Series(frame["t"].dt.to_pydatetime(), dtype=object),
+        "arrow": frame["t"].astype(pd.ArrowDtype(pa.timestamp("us", tz="UTC"))),
+    }
+    for table in (frame.assign(t=column) for column in same.values()):
+        np.testing.assert_array_equal(eq.data.table(table, "y ~ t").x, made.x)
+        np.testing.assert_array_equal(np.asarray(made.design.encode(table)[0]), made.x)
+    with pytest.raises(eq.InvalidInput, match=r"t: must be a column of dates.*pd\.to_datetime"):
+        made.design.encode(frame.assign(t=frame["t"].astype(str)))
+
+
+def test_days_without_a_time_and_spans(frame) -> None:
+    days = frame.assign(t=[dt.date(1970, 1, 1) + dt.timedelta(days=i) for i in range(N)])
+    np.testing.assert_array_equal(eq.data.table(days, "y ~ t + I(t**2)").x[:, 2], np.arange(N) ** 2.0)
+    spans = frame.assign(t=frame["t"] - pd.Timestamp("2021-03-01"))
+    for table in (spans, spans.astype({"t": object})):
+        np.testing.assert_array_equal(
+            eq.data.table(table, "y ~ t").x[:, 1], eq.data.table(frame, "y ~ t").x[:, 1] - 18687.0
+        )
+    old = frame.assign(t=pd.Timestamp("1066-10-14"))
+    assert eq.data.table(old, "y ~ t").x[0, 1] == (dt.date(1066, 10, 14) - dt.date(1970, 1, 1)).days
+
+
+def test_dates_inside_c_are_levels(frame) -> None:
+    made = eq.data.table(frame, "y ~ C(t)")
+    levels = sorted(frame["t"].unique())
+    expected = np.column_stack([frame["t"] == level for level in levels[1:]])
+    np.testing.assert_array_equal(made.x[:, 1:], expected)
+    assert made.names[1] == f"C(t)[T.{levels[1]}]"
+    np.testing.assert_array_equal(np.asarray(made.design.encode(frame.iloc[5:8])[0]), made.x[5:8])
+    with pytest.raises(eq.InvalidInput, match="t: must be one of the levels seen when fitting"):
+        made.design.encode(frame.assign(t=pd.Timestamp("1999-01-01")))
+    with pytest.raises(eq.InvalidInput, match=r"t: must be used either as a number or inside C\(\)"):
+        eq.data.table(frame, "y ~ C(t) + t")
+
+
+def test_unused_levels_are_left_out_with_a_note(frame) -> None:
+    table = frame.assign(g=pd.Categorical(frame["g"], categories=["z", "c", "b", "a", "q"]))
+    with pytest.warns(EquipoiseWarning, match=r"g: the levels 'z', 'q' have no rows and were left out"):
+        made = eq.data.table(table, "y ~ g")
+    assert made.names == ("Intercept", "g[T.b]", "g[T.a]")
+    assert (made.x.sum(axis=0) > 0).all()
+    # a new table may carry any unused levels, and is told of levels that are used
+    np.testing.assert_array_equal(np.asarray(made.design.encode(table)[0]), made.x)
+    with pytest.raises(eq.InvalidInput, match=r"g: must be one of the levels .*got \['q'\]"):
+        made.design.encode(table.assign(g=pd.Categorical(["q"] * N, categories=["q", "a"])))
+
+
+def test_levels_written_out_must_cover_the_table(frame) -> None:
+    with pytest.raises(eq.InvalidInput, match=r"coded by levels that include every value.*\{'c'\}"):
+        eq.data.table(frame, "y ~ C(g, levels=['a', 'b'])")
+    made = eq.data.table(frame.assign(x=1.5), "y ~ C(np.floor(x)):k")
+    with pytest.raises(eq.InvalidInput, match="coded by levels that include every value"):
+        made.design.encode(frame.assign(x=2.5))
+
+
+def test_intervals_of_a_cut(frame) -> None:
+    table = frame.assign(x=pd.cut(frame["x"], [-9, -0.5, 0.5, 9]))
+    made = eq.data.table(table, "y ~ x")
+    assert made.names == ("Intercept", "x[T.(-0.5, 0.5]]", "x[T.(0.5, 9.0]]")
+    np.testing.assert_array_equal(made.x[:, 2], frame["x"] > 0.5)
+
+
+def test_hashed_columns_take_values_never_seen(frame) -> None:
+    made = eq.data.table(frame, "y ~ hashed(g, levels=4)")
+    assert made.design.columns == {"g": Column("text")}
+    assert made.design.encode(frame.assign(g="never seen"))[0].shape == (N, 5)
+    coded = eq.data.table(frame, "y ~ hashed(g, levels=4) + g")
+    with pytest.raises(eq.InvalidInput, match="levels seen when fitting"):
+        coded.design.encode(frame.assign(g="never seen"))
+    # 3 and 3.0 have different hashes, so the type of the first table decides
+    whole = eq.data.table(frame, "y ~ hashed(k, levels=50)")
+    np.testing.assert_array_equal(np.asarray(whole.design.encode(frame.assign(k=frame["k"] * 1.0))[0]), whole.x)
+    with pytest.raises(eq.InvalidInput, match="k: must be a column of whole numbers"):
+        whole.design.encode(frame.assign(k=0.5))
+
+
+def test_levels_of_equal_value_are_the_same_level(frame) -> None:
+    for column, others in (("k", [np.float64, "Int64", "float32"]), ("b", [np.int64, np.float64, "boolean", "Int64"])):
+        made = eq.data.table(frame, f"y ~ C({column})")
+        for other in others:
+            table = frame.assign(**{column: frame[column].astype(other)})
+            np.testing.assert_array_equal(np.asarray(made.design.encode(table)[0]), made.x)
+    with pytest.raises(eq.InvalidInput, match="b: must be one of the levels"):
+        made.design.encode(frame.assign(b=2))
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ([[1], [2]], "x: must be a column of numbers, text, dates or categories; got values of type 'list'"),
+        ([{"a": 1}, {}], "values of type 'dict'"),
+        ([object(), object()], "values of type 'object'"),
+        (["a", 1], "values of type 'int', 'str'"),
+        ([b"a", b"b"], "values of type 'bytes'"),
+        ([1j, 2j], "values of type 'complex'"),
+        (pd.arrays.SparseArray([0.0, 1.0]), r"x: must be a dense column.*frame\.sparse\.to_dense"),
+        (pd.period_range("2020-01", periods=2, freq="M"), "values of type 'Period'"),
+        ([dt.time(1), dt.time(2)], "values of type 'time'"),
+        ([pd.Timestamp("2020-01-01"), "soon"], "values of type 'Timestamp', 'str'"),
+        ([10**30, 1.5], None),
+        ([np.inf, 1.0], "x, which is infinite at rows 0"),
+    ],
+)
+def test_columns_of_other_things(column, message) -> None:
+    frame = pd.DataFrame({"y": [1.0, 2.0], "x": column})
+    if message is None:
+        assert eq.data.table(frame, "y ~ x").x[0, 1] == 1e30
+        return
+    with pytest.raises(eq.InvalidInput, match=message):
+        eq.data.table(frame, "y ~ x")
+    # no matter while the formula does not use them
+    assert eq.data.table(frame, "y ~ 1").n == 2
+
+
+def test_a_column_of_too_many_levels() -> None:
+    frame = pd.DataFrame({"y": np.arange(10_001.0), "name": [f"n{i}" for i in range(10_001)]})
+    with pytest.raises(eq.InvalidInput, match=r"name: must be at most 10000 levels.*hashed\(name, levels=100\)"):
+        eq.data.table(frame, "y ~ name")
+    assert eq.data.table(frame, "y ~ hashed(name, levels=10)").dim == 11
+
+
+@pytest.mark.parametrize(
+    ("formula", "columns"),
+    [
+        ("y ~ a*b", 300**2 + 600 + 1),
+        ("y ~ C(i):C(j)", 300**2 + 1),
+        ("y ~ hashed(a, levels=100) * hashed(b, levels=1000)", 101 * 1001),
+        ("y ~ bs(i, df=900):poly(j, 25)", 900 * 25 + 1),
+        ("y ~ C(i) + i:C(j):a", 300 + 300**2 + 1),
+    ],
+)
+def test_formulas_that_make_too_many_columns_are_refused_before_they_do(formula, columns) -> None:
+    i = np.arange(300)
+    frame = pd.DataFrame({"y": i / 1.0, "i": i, "j": i, "a": [f"n{v}" for v in i], "b": [f"n{v}" for v in i]})
+    with pytest.raises(eq.InvalidInput, match=f"at most 20000 columns; got .*, which makes {columns}"):
+        eq.data.table(frame, formula)
+    # a number beside its own levels is one column
+    assert eq.data.table(frame, "y ~ C(i) + i:C(j)").dim == 600
+
+
+def test_computed_levels_are_counted_too() -> None:
+    frame = pd.DataFrame({"y": np.arange(10_001.0), "x": np.arange(10_001)})
+    for formula in ("y ~ C(x)", "y ~ C(x + 1)", "y ~ C(np.floor(x), contr.sum)"):
+        with pytest.raises(eq.InvalidInput, match=r"(more than|at most) 10000 levels"):
+            eq.data.table(frame, formula)
+
+
+# --- Whole tables -----------------------------------------------------------------------------------
+
+
+def test_anything_that_converts_to_pandas(frame) -> None:
+    made = eq.data.table(pa.Table.from_pandas(frame), "y ~ x + g")
+    np.testing.assert_array_equal(made.x, eq.data.table(frame, "y ~ x + g").x)
+    np.testing.assert_array_equal(np.asarray(made.design.encode(pa.Table.from_pandas(frame))[0]), made.x)
+
+
+class Broken:
+    def to_pandas(self) -> None:
+        raise ImportError("pyarrow is needed\nfor this")
+
+
+class Odd:
+    def to_pandas(self) -> int:
+        return 3
+
+
+class Interchange:
+    def __dataframe__(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (Broken(), "converts to pandas; got ImportError: pyarrow is needed for this"),
+        (Odd(), "data: must be a DataFrame or a file path; got Odd"),
+        (Interchange(), r"got Interchange\. To fix: convert it with pd\.api\.interchange\.from_dataframe"),
+        ({"y": [1.0]}, r"got dict\. To fix: convert it with pd\.DataFrame"),
+        (None, "got NoneType"),
+        (pd.DataFrame({"y": [], "x": []}), "data: must be a table with at least one row"),
+    ],
+)
+def test_what_is_no_table(data, message) -> None:
+    with pytest.raises(eq.InvalidInput, match=message):
+        eq.data.table(data, "y ~ x")
+
+
+def test_columns_of_the_same_name(frame) -> None:
+    doubled = pd.concat([frame, frame[["x", "k"]]], axis=1)
+    with pytest.raises(eq.InvalidInput, match=r"data: must be .*different names; got several columns named \['x'\]"):
+        eq.data.table(doubled, "y ~ x")
+    with pytest.raises(eq.InvalidInput, match=r"several columns named \['k'\]"):
+        eq.data.table(doubled, "y ~ g", weights="k")
+    assert eq.data.table(doubled, "y ~ g").n == N
+
+
+def test_names_that_are_not_text_and_rows_that_are_not_numbered(frame) -> None:
+    odd = frame.rename(columns={"x": 7, "k": ("a", 1)}).set_index(pd.Index(["same"] * N))
+    made = eq.data.table(odd, "y ~ `7` + C(g)")
+    np.testing.assert_array_equal(made.x[:, 1], frame["x"])
+    matrix, _ = made.design.encode(odd.iloc[:3])
+    assert list(matrix.index) == ["same"] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("header.csv", b"y,x\n", "data: must be a table with at least one row"),
+        ("empty.csv", b"", "data: must be a readable table; got empty.csv"),
+        ("blank.csv", b"\n\n\n", "data: must be a readable table; got blank.csv"),
+        ("wide.csv", b"y,x\n1,2,3\n1,2,3\n", "more fields than the header"),
+        ("bytes.csv", b"y,x\n\xff\xfe,2\n", "data: must be a readable table; got bytes.csv"),
+        ("short.parquet", b"PAR1", "data: must be a readable table; got short.parquet"),
+        ("empty.parquet", b"", "data: must be a readable table; got empty.parquet"),
+    ],
+)
+def test_files_without_a_table(tmp_path, name, content, message) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(eq.InvalidInput, match=message) as caught:
+        eq.data.table(tmp_path / name, "y ~ x")
+    assert len(str(caught.value)) < 1000
+
+
+def test_damaged_parquet_files(frame, tmp_path) -> None:
+    path = tmp_path / "data.parquet"
+    frame.to_parquet(path)
+    whole = path.read_bytes()
+    for cut in (len(whole) // 4, len(whole) // 2, len(whole) - 5):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(eq.InvalidInput, match="data: must be a readable table"):
+            eq.data.table(path, "y ~ x")
+    noise = bytearray(whole)
+    noise[-200:-8] = bytes(192)
+    path.write_bytes(bytes(noise))
+    with pytest.raises(eq.InvalidInput, match="data: must be a readable table"):
+        eq.data.table(path, "y ~ x")
+
+
+@pytest.mark.parametrize(
+    ("formula", "message"),
+    [
+        ("y ~ log(n)", r"formula: must be finite in every term; got log\(n\), which is infinite at rows 3, 30\."),
+        ("y ~ x + np.log(n):x", r"np\.log\(n\):x, which is infinite at rows 3, 30"),
+        ("log(n) ~ x", r"log\(n\), which is infinite at rows 3, 30"),
+        ("y ~ I(x / n)", r"I\(x / n\), which is infinite at rows 3, 30"),
+        ("y ~ sqrt(-1 - n)", r"sqrt\(-1 - n\), which is undefined \(NaN\) at rows 0, 1, 2, 3, 4 and 35 more"),
+    ],
+)
+def test_terms_that_are_not_finite_are_named(frame, formula, message) -> None:
+    table = frame.assign(n=np.where(np.isin(np.arange(N), [3, 30]), 0, 2))
+    for missing in ("raise", "drop"):
+        with pytest.raises(eq.InvalidInput, match=message) as caught:
+            eq.data.table(table, formula, missing=missing)
+        assert "missing=" not in str(caught.value)
+    # rows are counted as in the table given, whatever was left out before
+    holes = table.assign(x=table["x"].where(table.index != 1))
+    if "x" in formula:
+        with pytest.raises(eq.InvalidInput, match="rows 3, 30"):
+            eq.data.table(holes, formula, missing="drop")
+
+
+def test_new_tables_must_be_finite_too(frame) -> None:
+    made = eq.data.table(frame, "y ~ log(k)")
+    with pytest.raises(eq.InvalidInput, match=r"log\(k\), which is infinite at rows 1\."):
+        made.design.encode(pd.DataFrame({"k": [1, 0, 3]}, index=["u", "v", "w"]))
+
+
+def test_lagged_columns(frame) -> None:
+    with pytest.raises(eq.InvalidInput, match=r"lag\(x\), which is undefined.*rows 0.*missing='drop'"):
+        eq.data.table(frame, "y ~ lag(x)")
+    with pytest.warns(EquipoiseWarning, match=r"^2 of 40 rows"):
+        made = eq.data.table(frame, "y ~ lag(x, 2) + lag(y)", missing="drop", weights="k")
+    np.testing.assert_array_equal(made.x[:, 1:], np.column_stack([frame["x"][:-2], frame["y"][1:-1]]))
+    np.testing.assert_array_equal(made.y, frame["y"][2:])
+    np.testing.assert_array_equal(made.weights, frame["k"][2:])
+    assert made.design.dropped == 2
+    # the row before would not be the row before
+    for table, options in (
+        (frame.assign(x=frame["x"].where(frame.index != 9)), {}),
+        (frame, {"weights": [0] + [1] * 39}),
+    ):
+        with pytest.raises(eq.InvalidInput, match=r"without lag\(\) where rows in between are left out"):
+            eq.data.table(table, "y ~ lag(x)", missing="drop", **options)
+
+
+def test_nothing_left_to_fit(frame) -> None:
+    with pytest.raises(eq.InvalidInput, match="data: must be a table with rows left to fit"):
+        eq.data.table(frame.assign(x=np.nan), "y ~ x", missing="drop")
+    with pytest.raises(eq.InvalidInput, match="data: must be a table with rows left to fit"):
+        eq.data.table(frame, "y ~ lag(x, 40)", missing="drop")
+    with pytest.raises(eq.InvalidInput, match="weights: must be positive for some row"):
+        eq.data.table(frame, "y ~ x", weights=np.zeros(N))
+
+
+# --- Weights, offset, response ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.asarray, pd.array, lambda v: pd.Series(v, index=range(N, 0, -1))])
+def test_weights_and_offset_by_row(frame, kind) -> None:
+    weights, offset = np.linspace(0.5, 2.0, N), np.linspace(-1.0, 1.0, N)
+    holes = frame.assign(x=frame["x"].where(frame.index != 5), y=frame["y"].where(frame.index != 8))
+    with pytest.warns(EquipoiseWarning, match="2 of 40"):
+        made = eq.data.table(holes, "y ~ x", weights=kind(weights), offset=kind(offset), missing="drop")
+    np.testing.assert_array_equal(made.weights, np.delete(weights, [5, 8]))
+    np.testing.assert_array_equal(made.offset, np.delete(offset, [5, 8]))
+    np.testing.assert_array_equal(made.y, np.delete(frame["y"], [5, 8]))
+
+
+def test_rows_of_weight_zero_are_left_out(frame) -> None:
+    weights = np.where(np.arange(N) % 4 == 1, 0.0, 1.5)
+    table = frame.assign(w=weights, x=np.where(weights == 0, np.nan, frame["x"]))
+    table["g"] = np.where(weights == 0, "only there", table["g"])
+    absent = table[weights > 0].reset_index(drop=True)
+    expected = eq.data.table(absent, "y ~ scale(x) + g", weights="w")
+    nullable = table.assign(w=table["w"].astype("Float64"))
+    for made in (
+        eq.data.table(table, "y ~ scale(x) + g", weights="w"),
+        eq.data.table(table, "y ~ scale(x) + g", weights=list(weights)),
+        eq.data.table(nullable, "y ~ scale(x) + g", weights="w"),
+    ):
+        assert made.names == expected.names
+        np.testing.assert_array_equal(made.x, expected.x)
+        np.testing.assert_array_equal(made.weights, expected.weights)
+        assert made.design == expected.design
+
+
+def test_missing_weights_are_missing_values(frame) -> None:
+    table = frame.assign(w=pd.array([None, 0, *[1] * 38], dtype="Int64"))
+    with pytest.raises(eq.InvalidInput, match=r"missing in columns \['weights'\], rows 0"):
+        eq.data.table(table, "y ~ x", weights="w")
+    with pytest.warns(EquipoiseWarning, match=r"^1 of 40 rows"):
+        assert eq.data.table(table, "y ~ x", weights="w", missing="drop").n == 38
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": np.ones(N - 1)}, "weights: must be a column name or one number per row of the table, 40; got 39"),
+        ({"offset": [1.0]}, "offset: must be a column name or one number per row of the table, 40; got 1 values"),
+        ({"offset": 1.0}, "offset: must be a column name or one number per row"),
+        ({"weights": np.ones((N, 2))}, "weights: must be a column name or one number per row"),
+        ({"weights": ["a"] * N}, "weights: must be numeric; got a column of text"),
+        ({"offset": "t"}, "offset: must be numeric; got a column of dates"),
+        ({"weights": -np.ones(N)}, "weights: must be positive"),
+        ({"offset": np.full(N, np.inf)}, "offset: must be finite; got infinity at rows 0, 1, 2, 3, 4 and 35 more"),
+        ({"weights": "wait"}, r"weights: must be made of columns of the table.*got \['wait'\]"),
+        ({"offset": "X"}, r"offset: must be made of columns of the table.*got \['X'\]"),
+    ],
+)
+def test_weights_and_offsets_that_do_not_fit(frame, options, message) -> None:
+    with pytest.raises(eq.InvalidInput, match=message):
+        eq.data.table(frame, "y ~ x", **options)
+
+
+def test_an_offset_by_row_is_asked_for_when_predicting(frame) -> None:
+    made = eq.data.table(frame, "y ~ g", offset=np.linspace(-1.0, 1.0, N))
+    assert made.design.offset is None
+    with pytest.raises(eq.InvalidInput, match="offset: must be given, as it was when fitting"):
+        made.design.encode(frame)
+    matrix, offset = made.design.encode(frame.iloc[[4, 2]], offset=[0.5, 1])
+    np.testing.assert_array_equal(np.asarray(matrix), made.x[[4, 2]])
+    np.testing.assert_array_equal(offset, [0.5, 1.0])
+    assert list(offset.index) == [4, 2]
+    named = eq.data.table(frame, "y ~ g", offset="x").design
+    np.testing.assert_array_equal(named.encode(frame)[1], frame["x"])
+    with pytest.raises(eq.InvalidInput, match="offset: must be left out for a table with an offset column"):
+        named.encode(frame, offset=np.zeros(N))
+    assert eq.data.table(frame, "y ~ g").design.encode(frame)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("response", "levels"),
+    [
+        (["yes", "no"], ("no", "yes")),
+        (pd.Categorical(["yes", "no"]), ("no", "yes")),
+        (pd.Categorical(["yes", "no"], categories=["yes", "no"]), ("yes", "no")),
+        (pd.array(["yes", "no"], dtype="string"), ("no", "yes")),
+        (pd.Categorical([2, 1]), (1, 2)),
+    ],
+)
+def test_a_response_of_two_levels_is_coded(response, levels) -> None:
+    frame = pd.DataFrame({"y": response, "x": [0.5, 1.5]})
+    made = eq.data.table(frame, "y ~ x")
+    np.testing.assert_array_equal(made.y, [float(v == levels[1]) for v in response])
+    assert made.design.response_levels == levels
+    assert made.response == "y"
+
+
+@pytest.mark.parametrize("dtype", [bool, "boolean", object])
+def test_a_response_of_truth_values_is_coded(frame, dtype) -> None:
+    made = eq.data.table(frame.assign(y=frame["b"].astype(dtype)), "y ~ x")
+    np.testing.assert_array_equal(made.y, frame["b"].astype(float))
+    assert made.design.response_levels is None
+
+
+def test_responses_of_other_numbers_of_levels(frame) -> None:
+    with pytest.raises(
+        eq.InvalidInput, match=r"single numeric response.*3 levels, \['a', 'b', 'c'\].*code the response"
+    ):
+        eq.data.table(frame, "g ~ x")
+    with pytest.raises(eq.InvalidInput, match=r"single numeric response.*1 levels, \['a'\]"):
+        eq.data.table(frame.assign(g="a"), "g ~ x")
+    two = frame.assign(g=np.where(frame["g"] == "a", "a", "b"))
+    with pytest.raises(eq.InvalidInput, match="single numeric response"):
+        eq.data.table(two, "g ~ x + g")
+    with pytest.warns(EquipoiseWarning, match="1 of 40 rows"):
+        made = eq.data.table(two.assign(g=two["g"].where(two.index != 3)), "g ~ x", missing="drop")
+    assert made.design.response_levels == ("a", "b")
+
+
+# --- Messages ---------------------------------------------------------------------------------------
+
+
+def test_messages_stay_short() -> None:
+    long = {f"{'a very long column name indeed ' * 8}{i}": [1.0, 2.0] for i in range(300)}
+    frame = pd.DataFrame({"y": [1.0, 2.0], "g": ["u" * 500, "v" * 500], **long})
+    design = eq.data.table(frame, "y ~ g").design
+    holes = frame.assign(**dict.fromkeys(long, np.nan))
+    many = " + ".join(f"`{name}`" for name in list(long)[:30])
+    calls = [
+        lambda: eq.data.table(frame, f"y ~ {many}x"),
+        lambda: eq.data.table(frame, "y ~ " + " + ".join(f"`{name}?`" for name in list(long)[:30])),
+        lambda: eq.data.table(holes, f"y ~ {many}"),
+        lambda: eq.data.table(frame, "y ~ absent"),
+        lambda: eq.data.table(frame, "y ~ " + "z" * 9000),
+        lambda: eq.data.table(frame, "y ~ center(" + "z" * 9000 + ".mean())"),
+        lambda: eq.data.table(frame, "y ~ Q('" + "z" * 9000 + "')"),
+        lambda: eq.data.table(frame, "y ~ I(" + "x" * 9000),
+        lambda: eq.data.table(frame, "y ~ C(g, levels=['" + "w" * 9000 + "'])"),
+        lambda: eq.data.table("absent" * 500, "y ~ x"),
+        lambda: design.encode(frame.assign(g=["w" * 3000, "v" * 500])),
+        lambda: design.encode(frame.drop(columns="g")),
+    ]
+    for call in calls:
+        with pytest.raises(eq.InvalidInput) as caught:
+            call()
+        assert len(str(caught.value)) < 1000
+        assert str(caught.value).count("\n") < 10

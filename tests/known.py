@@ -1,0 +1,94 @@
+"""Known answers that several tests share: data, problems, sources and the sums they must give, computed row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+import equipoise as eq
+
+__all__ = ["DIVERGENCES", "brute_moments", "jax_loss", "misspecified", "problems", "sources"]
+
+DIVERGENCES = {"beta": eq.Beta(1.4), "huber": eq.Huber(), "student": eq.StudentT(), "pinball": eq.Pinball(0.3)}
+
+
+def misspecified(family: str, n: int = 120, dim: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """(X, y) with an intercept, from none of the models fitted to it."""
+    rng = np.random.default_rng([seed, n, dim])
+    x = np.column_stack([np.ones(n), rng.normal(size=(n, dim - 1))])
+    eta = 0.3 * x.sum(axis=1) + 0.1 * x[:, -1] ** 2
+    spread = rng.gamma(2.0, 0.5, size=n)
+    if family == "gaussian":
+        return x, eta + (0.4 + np.abs(eta)) * rng.standard_t(5, size=n)
+    if family == "bernoulli":
+        return x, (rng.random(n) < 1.0 / (1.0 + np.exp(-eta))).astype(float)
+    return x, rng.poisson(np.exp(eta) * spread).astype(float) + (0.5 if family == "gamma" else 0.0)
+
+
+def jax_loss(p: Any, o: Any) -> Any:
+    """A Poisson regression written as a loss of one's own, over a nested structure."""
+    import jax.numpy as jnp
+
+    eta = p["a"] + jnp.dot(o["x"], p["b"])
+    return jnp.exp(eta) - o["y"] * eta
+
+
+@dataclass(frozen=True)
+class Case:
+    """A bound problem, and the gradient and Hessian of every row's loss at θ by differences of its value."""
+
+    problem: Any
+    theta: np.ndarray
+
+
+def problems() -> dict[str, Case]:
+    """One problem of every kind: families, robust losses, weights, offsets, priors, a subsample, losses of one's own."""
+    made: dict[str, Any] = {}
+    for family in ("gaussian", "bernoulli", "poisson", "gamma", "negative-binomial"):
+        made[family] = eq.bind(eq.glm(family, prior_precision=0.7, prior_mean=0.1), misspecified(family))
+    for name, divergence in DIVERGENCES.items():
+        made[name] = eq.bind(eq.glm("gaussian", divergence=divergence), misspecified("gaussian"))
+    made["poisson-beta"] = eq.bind(eq.glm("poisson", divergence=eq.Beta(1.3)), misspecified("poisson"))
+    x, y = misspecified("poisson")
+    rng = np.random.default_rng(1)
+    rows = eq.data.rows(x, y, weights=rng.uniform(0.5, 2.0, len(y)), offset=0.1 * rng.normal(size=len(y)))
+    made["weights, offset, prior matrix"] = eq.bind(eq.glm("poisson", prior_precision=np.eye(3) + 0.3), rows)
+    made["subsample"] = eq.bind(eq.glm("poisson", prior_precision=1.0), (x, y)).subsample(60, seed=2)
+    init = {"a": 0.0, "b": np.zeros(2)}
+    made["own loss"] = eq.bind(eq.Model(jax_loss, init, prior_precision=0.5), {"x": x[:, 1:], "y": y})
+    frozen = eq.Model(jax_loss, init, trainable={"a": True, "b": False})
+    made["own loss, partly frozen"] = eq.bind(frozen, {"x": x[:, 1:], "y": y})
+    return {name: Case(p.settled(t), t) for name, p in made.items() for t in [np.full(len(p.names), 0.15)]}
+
+
+def sources() -> dict[str, Any]:
+    """One source of every kind, all of more than one block."""
+    x, y = misspecified("poisson", n=700, dim=3)
+    frame = pd.DataFrame({"y": y, "a": x[:, 1], "b": x[:, 2]})
+    weights = np.random.default_rng(0).uniform(0.5, 2.0, len(y))
+    from equipoise.data.arrays import Columns
+
+    return {
+        "arrays": eq.data.rows(x, y),
+        "weights and offset": eq.data.rows(x, y, weights=weights, offset=0.1 * x[:, 1]),
+        "table": eq.data.table(frame, "y ~ a + b"),
+        "columns": Columns((x, y, np.arange(len(y))), ("x", "y", "k")),
+    }
+
+
+def brute_moments(problem: Any, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient and Hessian of the regularised mean loss by fourth-order differences of its value."""
+    value = lambda t: problem.derivatives(t, 0).value  # noqa: E731
+    gradient = np.array([_slope(value, theta, k, 1e-3) for k in range(theta.size)])
+    slope = lambda t: problem.derivatives(t, 1).gradient  # noqa: E731
+    hessian = np.array([_slope(slope, theta, k, 1e-3) for k in range(theta.size)])
+    return gradient, hessian
+
+
+def _slope(f: Any, theta: np.ndarray, k: int, h: float) -> Any:
+    e = np.zeros(theta.size)
+    e[k] = h
+    return (8.0 * (f(theta + e) - f(theta - e)) - (f(theta + 2 * e) - f(theta - 2 * e))) / (12.0 * h)
