@@ -8,6 +8,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from equipoise.arrays import Array
+from equipoise.checks import checked_options
 from equipoise.errors import InvalidInput
 from equipoise.sampling.chains import Chains
 from equipoise.theory.stationary import Stationary
@@ -122,6 +123,7 @@ def autocorrelation_time(draws: Array) -> float:
     return max(float(tau[window]), 0.1)
 
 
+@checked_options
 def diagnose(chains: Chains, tuning: Tuning) -> Diagnosis:
     """Compare what the theory predicted with what the chains did.
 

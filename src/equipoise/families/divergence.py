@@ -23,7 +23,7 @@ from numpy.polynomial.chebyshev import chebpts1
 from scipy.special import erfc, gammaln
 
 from equipoise.arrays import Array
-from equipoise.checks import is_number
+from equipoise.checks import checked_fields, is_number
 from equipoise.errors import InvalidInput
 from equipoise.families.family import Family, ScalarFunction, ScalarLoss, exp
 
@@ -39,6 +39,7 @@ _COEFFICIENTS = _NODES + 3  # it is integrated three times
 _LEFT_OUT, _TABLE = 18, 19  # places in p: the truncation error of a table, and its first coefficient
 
 
+@checked_fields
 @dataclass(frozen=True)
 class Beta:
     """The β-divergence with power `b`; larger is more robust and less efficient, and b → 1 is the log loss.

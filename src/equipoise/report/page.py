@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array
-from equipoise.errors import InvalidInput
+from equipoise.files import write_atomic
 from equipoise.report import plots
 from equipoise.report.html import document, head, table
 from equipoise.report.summary import Summary, summarise
@@ -55,14 +55,7 @@ def write_report(calibration: Calibration, path: Path, interval: float = 0.95) -
         If the file cannot be written.
     """
     text = _page(calibration, summarise(calibration, interval), interval)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(
-            "path", "a file that can be written", f"{path}: {error.strerror}", "choose another"
-        ) from error
-    return path
+    return write_atomic(path, text.encode())
 
 
 def _page(cal: Calibration, summary: Summary, interval: float) -> str:

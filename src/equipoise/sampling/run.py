@@ -12,12 +12,13 @@ import numpy as np
 from scipy.special import chdtri
 
 from equipoise.arrays import Array
-from equipoise.checks import is_number, whole
+from equipoise.checks import flag, is_number, shown, whole
 from equipoise.engines.engine import ChainState, Engine, Guard
 from equipoise.errors import ChainDiverged, InvalidInput
 from equipoise.models.binding import verb
 from equipoise.models.problem import Problem
 from equipoise.progress import Progress
+from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.checkpoint import Checkpoint, fingerprint
 from equipoise.sampling.interrupt import interruptible
@@ -96,7 +97,10 @@ def sample(
     seed = whole("seed", seed, 0, "pass an int")
     workers = (os.cpu_count() or 1) if threads is None else whole("threads", threads, 1, "leave it out", "None or ")
     _require_match(problem, tuning)
+    flag("progress", progress)
     every, discard = resolve_thin(thin, tuning), resolve_burn_in(burn_in, tuning)
+    seconds = predicted_seconds(chains, discard + draws * every, tuning.dynamics.batch_size, tuning.dim)
+    require_possible(chains, draws, tuning.dim, seconds)
     ellipsoid = resolve_guard(problem, tuning, guard)
     engine = problem.engine(tuning, ellipsoid, storage)
     run = Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
@@ -118,7 +122,7 @@ def sample(
 
 def resolve_thin(thin: int | str, tuning: Tuning) -> int:
     """Steps per stored draw."""
-    if thin == "auto":
+    if isinstance(thin, str) and thin == "auto":
         return max(1, int(tuning.predicted.iact() // _DRAWS_PER_IACT))
     return whole("thin", thin, 1, "use 'auto'", "'auto' or ")
 
@@ -128,7 +132,7 @@ def resolve_burn_in(burn_in: int | str, tuning: Tuning) -> int:
 
     Chains start from the predicted law itself, so five autocorrelation times are enough where that bound is loose.
     """
-    if burn_in == "auto":
+    if isinstance(burn_in, str) and burn_in == "auto":
         law = tuning.predicted
         return min(law.burn_in(np.zeros(tuning.dim), 0.01), int(np.ceil(5.0 * max(1.0, law.iact()))))
     return whole("burn_in", burn_in, 0, "use 'auto'", "'auto' or ")
@@ -232,7 +236,7 @@ def _starts(engine: Engine, tuning: Tuning, chains: int, seed: int) -> list[Chai
 
 def _require_match(problem: Problem, tuning: Tuning) -> None:
     if not isinstance(tuning, Tuning):
-        raise InvalidInput("tuning", "a Tuning", type(tuning).__name__, "make one with eq.tune")
+        raise InvalidInput("tuning", "a Tuning", shown(tuning), "make one with eq.tune")
     if len(problem.names) != tuning.dim:
         raise InvalidInput(
             "tuning",
@@ -240,6 +244,9 @@ def _require_match(problem: Problem, tuning: Tuning) -> None:
             f"{tuning.dim} parameters",
             "tune on this data",
         )
+    tuned, own = tuning.predicted.moments.loss, problem.model.title.name
+    if tuned and tuned != own:
+        raise InvalidInput("tuning", f"made for this model's loss, {own}", tuned, "tune on this model's moments")
     tuning.dynamics.require_batch_within(problem.n)
 
 

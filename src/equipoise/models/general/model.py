@@ -89,7 +89,7 @@ class Model:
         problem.check()
         return problem
 
-    def mean_response(self, x: Array, offset: Array | None, params: Array) -> Array:
+    def mean_response(self, eta: Array) -> Array:
         """A loss of your own has none."""
         raise InvalidInput(
             "model",
@@ -136,6 +136,9 @@ class Model:
                 f"shapes {precision.shape}, {mean.shape}",
                 "match the flat parameters",
             )
+        if mean.any() and not precision.any() and self.regularizer is None:
+            remedy = "add prior_precision=..., or remove prior_mean="
+            raise InvalidInput("prior_mean", "given with a prior_precision", "no precision", remedy)
         if self.regularizer is not None and (precision.any() or mean.any()):
             raise InvalidInput("regularizer", "left out when a Gaussian prior is given", "both", "give one of the two")
         if precision.ndim == 2 and np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max():
