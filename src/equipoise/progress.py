@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "waiting"]
 
 _PATIENCE = 2.0
 
@@ -14,7 +17,7 @@ _PATIENCE = 2.0
 class Progress:
     """Context manager; call `update` with the amount done so far."""
 
-    def __init__(self, label: str, total: int, enabled: bool = True) -> None:
+    def __init__(self, label: str, total: int | None, enabled: bool = True) -> None:
         self._label, self._total, self._enabled = label, total, enabled
         self._began = time.perf_counter()
         self._bar: Any = None
@@ -51,3 +54,17 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+@contextmanager
+def waiting(label: str, enabled: bool = True) -> Iterator[None]:
+    """Say what goes on while something of unknown length takes more than two seconds."""
+    with Progress(label, None, enabled) as bar:
+        timer = threading.Timer(_PATIENCE, bar.update, (0,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()

@@ -19,6 +19,7 @@ from equipoise.calibration.prediction import new_rows, quantiles
 from equipoise.checks import flag, one_of, probability, shown
 from equipoise.data.table import Design
 from equipoise.errors import InvalidInput
+from equipoise.files import file_place
 from equipoise.fitting.certificate import Fit
 from equipoise.models.binding import bind, checked
 from equipoise.models.problem import Model, Problem, Title
@@ -188,12 +189,14 @@ class Calibration:
         """Write a self-contained HTML page with the tables and plots; returns its path."""
         from equipoise.report.page import write_report
 
+        file_place(path)
         return write_report(self, Path(path), probability("interval", interval))
 
     def save(self, path: str | Path) -> Path:
         """Write the run to one file (arrays and text, no pickle); `eq.load` reads it back."""
         from equipoise.calibration.storage import save
 
+        file_place(path)
         return save(self, Path(path))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.calibration.options import Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
-from equipoise.checks import whole
+from equipoise.checks import shown, whole
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
 from equipoise.models.binding import bind, checked
@@ -90,6 +90,8 @@ class Plan:
         InvalidInput
             If the plan's estimate does not minimise the problem's loss: then it is another problem.
         """
+        if not isinstance(problem, Problem):
+            raise InvalidInput("problem", "a bound problem", shown(problem), "make one with eq.bind(model, data)")
         here = problem.at_constant(self.fit.constant)
         self._require_own(here)
         tuning, moments = self.tuning.attach(here), self.moments.attach(here)

@@ -89,18 +89,28 @@ def quantiles(model: Model, new: Rows, draws: Array, probabilities: tuple[float,
     """
     ranks = np.array(probabilities) * (len(draws) - 1)
     below = np.floor(ranks).astype(int)
-    above = np.minimum(below + 1, len(draws) - 1)
-    share = ranks - below
-    kth = np.unique([below, above])
 
     def one(block: Rows) -> Array:
         eta = block.x @ draws.T  # each row's predictors in one piece of memory
-        eta.partition(kth, axis=1)
-        shift = 0.0 if block.offset is None else block.offset[:, None]
-        low, high = (model.mean_response(eta[:, at] + shift) for at in (below, above))
-        return (low + share * (high - low)).T
+        shift = 0.0 if block.offset is None else block.offset
+        found = []
+        for rank, k in zip(ranks, below, strict=True):
+            low, high = (model.mean_response(part + shift) for part in _neighbours(eta, int(k)))
+            found.append(low + (rank - k) * (high - low))
+        return np.stack(found)
 
     size = max(1, _BLOCK // len(draws))
     parts = [new.take(slice(start, start + size)) for start in range(0, new.n, size)]
     with fixed_order(), ThreadPoolExecutor(cpu_count() or 1) as pool:
         return np.concatenate(list(pool.map(one, parts)), axis=1)
+
+
+def _neighbours(eta: Array, k: int) -> tuple[Array, Array]:
+    """The k-th and the next smallest number of every row, which is reordered.
+
+    One partition and a maximum: NumPy partitions at several places at a fourth of the speed.
+    """
+    if k + 1 == eta.shape[1]:
+        return eta.max(axis=1), eta.max(axis=1)
+    eta.partition(k + 1, axis=1)
+    return eta[:, : k + 1].max(axis=1), eta[:, k + 1].copy()

@@ -191,6 +191,9 @@ def glm(
     if constant is None and chosen.parameter in {"shape", "dispersion"}:
         constant = 1.0
     precision = finite_array("prior_precision", prior_precision)
+    if precision.ndim > 2:
+        remedy = "0 is no prior"
+        raise InvalidInput("prior_precision", "a scalar, a vector or a matrix", f"shape {precision.shape}", remedy)
     if precision.ndim == 2 and (
         precision.shape[0] != precision.shape[1]
         or np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
-from equipoise.checks import finite_array
+from equipoise.checks import checked_fields, finite_array
 from equipoise.engines.jax.autodiff import Loss
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
@@ -29,6 +29,7 @@ from equipoise.models.problem import Title
 __all__ = ["GeneralProblem", "Model"]
 
 
+@checked_fields
 @dataclass(frozen=True, eq=False)
 class Model:
     """A loss of your own.
