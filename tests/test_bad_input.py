@@ -103,7 +103,7 @@ def test_priors_that_do_not_fit_the_columns(case) -> None:
     _, data, _, _ = case
     refused("prior_precision", "(2,)", lambda: eq.fit(eq.glm("poisson", prior_precision=[1.0, 2.0]), data))
     refused("prior_precision", "(2, 2)", lambda: eq.fit(eq.glm("poisson", prior_precision=np.eye(2)), data))
-    refused("prior_mean", "(2,)", lambda: eq.fit(eq.glm("poisson", prior_mean=[1.0, 2.0]), data))
+    refused("prior_mean", "(2,)", lambda: eq.fit(eq.glm("poisson", prior_precision=1.0, prior_mean=[1.0, 2.0]), data))
 
 
 def test_a_response_that_the_columns_fit_exactly() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -106,6 +109,97 @@ def test_predictions_are_quantiles_of_the_mean_response(cal, make_data) -> None:
     assert (wide["lower"] < found["lower"]).all()
     assert (wide["upper"] > found["upper"]).all()
     assert cal.predict(x[:6].tolist()).shape == (6, 3)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "bernoulli", "poisson", "gamma", "negative-binomial"])
+@pytest.mark.parametrize("draws", [1, 2, 3, 40, 1237])
+def test_predicted_intervals_are_numpys_quantiles(family, draws, make_data, make_model, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.calibration.prediction._BLOCK", 7 * draws)  # several blocks, the last one shorter
+    x, y = make_data(family, n=80)
+    cal = eq.calibrate(make_model(family), (x, y), sampler="gaussian", draws=draws, chains=1)
+    mean = {"gaussian": lambda eta: eta, "bernoulli": lambda eta: 1.0 / (1.0 + np.exp(-eta))}.get(family, np.exp)
+    for interval in (0.95, 0.5, 0.999):
+        found = cal.predict(x, interval=interval)
+        tail = 0.5 * (1.0 - interval)
+        expected = np.quantile(mean(cal.chains.flat() @ x.T), [tail, 1.0 - tail], axis=0)
+        np.testing.assert_allclose(found[["lower", "upper"]].to_numpy().T, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_one_default_interval(cal, make_data) -> None:
+    x, _ = make_data("poisson")
+    pd.testing.assert_frame_equal(cal.predict(x), cal.predict(x, interval=0.95))
+
+
+def test_memory_of_predictions_does_not_grow_with_rows_times_draws(make_data) -> None:
+    x, y = make_data("poisson")
+    cal = eq.calibrate(eq.glm("poisson"), (x, y), sampler="gaussian", draws=4000, chains=1)
+    many = np.tile(x, (100, 1))
+    cal.predict(x)
+    tracemalloc.start()
+    cal.predict(many)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 0.2 * (8 * len(many) * 4000)
+
+
+def test_frames_of_other_columns_are_refused(make_data) -> None:
+    x, y = make_data("poisson")
+    frame = pd.DataFrame(x, columns=["one", "a", "b", "c"])
+    named = eq.calibrate(eq.glm("poisson"), (frame, y), sampler="gaussian", ess=40)
+    with pytest.raises(eq.InvalidInput, match=r"X_new: .*none named \['b', 'c'\]"):
+        named.predict(frame.rename(columns={"b": "B2", "c": "z"}))
+    with pytest.raises(eq.InvalidInput, match=r"X_new: .*distinct"):
+        named.predict(pd.concat([frame, frame[["a"]]], axis=1))
+    numbered = eq.calibrate(eq.glm("poisson"), (x, y), sampler="gaussian", ess=40)
+    with pytest.raises(eq.InvalidInput, match=r"none named \['x0', .*by position"):
+        numbered.predict(frame)
+    np.testing.assert_array_equal(numbered.predict(frame.to_numpy()), named.predict(frame))
+
+
+def test_other_tables_and_offsets_given_as_arrays(make_data) -> None:
+    class Other:
+        def __init__(self, frame: pd.DataFrame) -> None:
+            self.frame = frame
+
+        def to_pandas(self) -> pd.DataFrame:
+            return self.frame
+
+    x, y = make_data("poisson")
+    frame = pd.DataFrame({"visits": y, "a": x[:, 1]})
+    shift = 0.1 * x[:, 2]
+    cal = eq.calibrate(eq.glm("poisson"), frame, formula="visits ~ a", offset=shift, sampler="gaussian", ess=40)
+    found = cal.predict(Other(frame), offset=shift)
+    np.testing.assert_allclose(found["estimate"], np.exp(x[:, :2] @ cal.fit.params + shift), rtol=1e-12)
+    np.testing.assert_array_equal(found, cal.predict(frame, offset=shift))
+    with pytest.raises(eq.InvalidInput, match="offset"):
+        cal.predict(frame)
+    plain = eq.calibrate(eq.glm("poisson"), frame, formula="visits ~ a", sampler="gaussian", ess=40)
+    with pytest.raises(eq.InvalidInput, match="offset"):
+        plain.predict(frame, offset=shift)
+
+
+def test_long_runs_are_announced_before_they_start(make_data, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.sampling.budget._LONG", 0.0)
+    monkeypatch.setattr("equipoise.calibration.calibration.sample", lambda *_, **__: pytest.fail("too late"))
+    with pytest.warns(eq.EquipoiseWarning, match="sampling will take about"), pytest.raises(pytest.fail.Exception):
+        eq.calibrate(eq.glm("poisson"), make_data("poisson"), ess=50)
+
+
+def test_compiling_is_announced_and_not_timed(make_data, monkeypatch, capsys) -> None:
+    from equipoise.engines.numba import whiten
+
+    quick, waits = whiten.advance, [1.2]
+
+    def first_slow(*args, **options):
+        time.sleep(waits.pop() if waits else 0.0)
+        return quick(*args, **options)
+
+    monkeypatch.setattr("equipoise.progress._PATIENCE", 0.2)
+    monkeypatch.setattr(whiten, "advance", first_slow)
+    cal = eq.calibrate(eq.glm("poisson"), make_data("poisson"), ess=50, threads=1)
+    assert not waits
+    assert cal.chains.statistics["seconds"] < 1.2
+    assert "compiling" in capsys.readouterr().err
 
 
 def test_frames_are_matched_by_name(make_data) -> None:

@@ -172,6 +172,11 @@ def test_theory_of_langevin_without_gradient_noise(run, csv: str) -> None:
         (("count ~ age", "--draws-out", "draws.xlsx"), ".csv or .parquet"),
         (("count ~ age", "--sampler", "nuts"), "one of sgmcmc, gaussian"),
         (("count ~ age", "--shape", "2"), "left out for the gaussian family"),
+        (("count ~ age", "--seed", "-1"), "--seed"),
+        (("count ~ age", "--seed", "1.5"), "--seed"),
+        (("count ~ age", "--sampler", "gaussian", "--refine"), "refine: must be left out"),
+        (("count ~ age", "--ess", "1e15"), "GB"),
+        (("count ~ age", "--chains", "1000000"), "chains: must be at most 10,000"),
         (("count ~ age", "--colour", "blue"), "No such option"),
         (("count ~ age +",), "formula"),
         (("~ age",), "response"),
@@ -202,6 +207,7 @@ def test_missing_values(run, frame: pd.DataFrame, tmp_path: Path) -> None:
     result = run("plan", str(path), FORMULA, "--family", "poisson", "--missing", "drop")
     assert result.code == 0
     assert "399 rows" in result.out
+    assert result.err.splitlines() == ["note: 1 of 400 rows with missing values were left out."]
 
 
 def test_debug_shows_the_traceback(run, csv: str) -> None:
@@ -227,6 +233,59 @@ def test_unexpected_errors_and_interrupts(run, csv: str, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(eq, "plan", interrupted)
     assert run("plan", csv, "count ~ age").code == 130
+
+
+def test_an_interrupted_run_says_how_to_go_on(run, csv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt("stopped at step 1,000 of 2,000; run again to go on")
+
+    monkeypatch.setattr(eq, "calibrate", stopped)
+    result = run("fit", csv, "count ~ age", "--checkpoint", "state")
+    assert (result.code, result.out) == (130, "")
+    assert result.err == "note: stopped at step 1,000 of 2,000; run again to go on\n"
+
+
+@pytest.mark.parametrize("option", ["--report", "--save", "--draws-out", "--checkpoint"])
+def test_places_are_tried_before_the_work(
+    run, csv: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eq, "calibrate", lambda *_, **__: pytest.fail("the work was begun"))
+    folder = tmp_path / "folder.csv"
+    folder.mkdir()
+    line = one_line(run("fit", csv, "count ~ age", option, str(folder)))
+    assert line.startswith(f"error: {option}: must be a file that can be written")
+    line = one_line(run("fit", csv, "count ~ age", option, f"{csv}/inside/draws.csv"))
+    assert line.startswith(f"error: {option}: must be a file that can be written")
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_files_are_replaced_whole(run, csv: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, draws = tmp_path / "page.html", tmp_path / "draws.csv"
+    for path in (page, draws):
+        path.write_text("before", encoding="utf-8")
+    quick = ("--sampler", "gaussian", "--ess", "50", "--no-progress")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("equipoise.files.os.replace", full)
+        for option, path in (("--report", page), ("--draws-out", draws)):
+            result = run("fit", csv, "count ~ age", *quick, option, str(path))
+            assert result.code == 2
+            assert "No space left" in result.err
+            assert path.read_text(encoding="utf-8") == "before"
+    assert run("fit", csv, "count ~ age", *quick, "--report", str(page), "--draws-out", str(draws)).code == 0
+    assert "<html" in page.read_text(encoding="utf-8")
+    assert draws.read_text(encoding="utf-8").startswith("chain,draw,")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["draws.csv", "page.html"]
+
+
+def test_long_runs_are_announced(run, csv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("equipoise.sampling.budget._LONG", 0.0)
+    result = run("fit", csv, "count ~ age", *QUICK)
+    assert result.code == 0
+    assert result.err.startswith("note: sampling will take about 0 minutes; give a checkpoint file")
 
 
 def test_version_and_help(run) -> None:

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import wraps
 from numbers import Real
-from typing import TypeGuard
+from typing import ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
 
-__all__ = ["finite_array", "is_number", "nearest", "one_of", "positive", "probability", "whole"]
+__all__ = [
+    "checked_fields",
+    "checked_options",
+    "finite_array",
+    "flag",
+    "instance",
+    "is_number",
+    "nearest",
+    "numeric_array",
+    "one_of",
+    "positive",
+    "probability",
+    "shown",
+    "whole",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -48,6 +68,20 @@ def probability(name: str, value: object) -> float:
     raise InvalidInput(name, "between 0 and 1", shown(value), "0.95 is a common choice")
 
 
+def flag(name: str, value: object) -> bool:
+    """True or False; words are refused, since all of them are true."""
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise InvalidInput(name, "True or False", shown(value), "pass one of the two")
+
+
+def instance(name: str, value: object, kind: type[T], remedy: str) -> T:
+    """An object of the library's own."""
+    if isinstance(value, kind):
+        return value
+    raise InvalidInput(name, f"a {kind.__name__}", shown(value), remedy)
+
+
 def one_of(name: str, value: object, choices: Iterable[str], remedy: str = "choose one of them") -> str:
     """One of a few words."""
     known = tuple(choices)
@@ -62,12 +96,21 @@ def nearest(word: object, known: Iterable[str]) -> str:
     return f"did you mean {close[0]}?" if close else ""
 
 
-def finite_array(name: str, value: object, remedy: str = "pass finite numbers") -> Array:
-    """Numbers of any shape, as float64."""
+def numeric_array(name: str, value: object, remedy: str = "pass numbers") -> Array:
+    """Numbers of any shape, as float64; they need not be finite."""
     try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+        given = np.asarray(value)
+        # complex numbers, dates and digits in text would convert, and lose their meaning
+        if given.dtype.kind in "cmMSU":
+            raise TypeError(f"dtype {given.dtype}")
+        return given.astype(np.float64, copy=False)
+    except Exception as error:  # objects may raise anything when they are asked for numbers
         raise InvalidInput(name, "numeric", shown(value), remedy) from error
+
+
+def finite_array(name: str, value: object, remedy: str = "pass finite numbers") -> Array:
+    """Finite numbers of any shape, as float64."""
+    array = numeric_array(name, value, remedy)
     if not array.size or not np.isfinite(array).all():
         raise InvalidInput(name, "finite", "NaN or infinity" if array.size else "no numbers", remedy)
     return array
@@ -75,5 +118,50 @@ def finite_array(name: str, value: object, remedy: str = "pass finite numbers") 
 
 def shown(value: object) -> str:
     """A value in a message: as it would be typed, and never long."""
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def checked_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Name a misspelt option or a missing argument instead of raising a bare TypeError."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        _require_bound(function.__name__, signature, args, kwargs)
+        return function(*args, **kwargs)
+
+    return called
+
+
+def checked_fields(kind: type[T]) -> type[T]:
+    """The same for a dataclass whose fields are options."""
+    made, signature = kind.__init__, inspect.signature(kind)
+
+    @wraps(made)
+    def called(self: T, *args: object, **kwargs: object) -> None:
+        _require_bound(kind.__name__, signature, args, kwargs)
+        made(self, *args, **kwargs)
+
+    kind.__init__ = called  # type: ignore[method-assign, assignment]
+    return kind
+
+
+def _require_bound(
+    owner: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    try:
+        signature.bind(*args, **kwargs)
+        return
+    except TypeError as error:
+        reason = error
+    names = tuple(signature.parameters)
+    # a function that sorts its own options names the unknown ones itself
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
+    unknown = [] if open_ended else [name for name in kwargs if name not in names]
+    listed = ", ".join(names)
+    if unknown:
+        remedy = nearest(unknown[0], names) or f"choose from {listed}"
+        raise InvalidInput(unknown[0], f"an option of {owner}", "no such option", remedy) from reason
+    argument = reason.args[0].split("'")[1] if "'" in str(reason) else "arguments"
+    raise InvalidInput(argument, f"given as {owner} takes it: {listed}", str(reason), "see its documentation")

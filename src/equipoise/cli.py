@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import inf
@@ -85,7 +86,7 @@ Target = Annotated[str, _option("--target", _CHAIN, _TARGETS, "NAME")]
 Sampler = Annotated[str, _option("--sampler", _CHAIN, _SAMPLERS, "NAME")]
 Ess = Annotated[float, _option("--ess", _CHAIN, "Effective draws wanted, all chains together.")]
 Chains = Annotated[int, _option("--chains", _CHAIN, "Number of chains.")]
-Seed = Annotated[int, _option("--seed", _CHAIN, "The same seed gives the same draws.")]
+Seed = Annotated[int, _option("--seed", _CHAIN, "The same seed gives the same draws.", min=0)]
 BatchSize = Annotated[Any, _option("--batch-size", _CHAIN, "Rows per step.", "N|auto", parser=_batch)]
 Momentum = Annotated[float, _option("--momentum", _CHAIN, "Heavy-ball coefficient, from 0 to below 1.")]
 Temperature = Annotated[float, _option("--inverse-temperature", _CHAIN, _BETA)]
@@ -149,6 +150,7 @@ def fit_command(
         import equipoise as eq
         from equipoise.report.console import show
 
+        _require_places(report=report, save=save, draws_out=draws_out, checkpoint=checkpoint)
         model = _model(family, scale, shape, dispersion, beta, prior_precision)
         made = eq.calibrate(
             model, data, target, ess, chains, seed, sampler=sampler, refine=refine, formula=formula, weights=weights,
@@ -310,8 +312,8 @@ def main() -> None:
     """Run the command line: exit code 0, 2 for a usage or input error, 1 for a bug, 130 after Ctrl-C."""
     try:
         code = app(standalone_mode=False)
-    except KeyboardInterrupt:
-        code = _INTERRUPTED
+    except KeyboardInterrupt as stop:
+        code = _interrupted(stop)
     except Exception as error:
         # newer versions of typer carry their own click, so its usage error is known by its method, not by its class
         message = getattr(error, "format_message", None)
@@ -328,9 +330,10 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
     from equipoise.errors import EquipoiseError
 
     try:
-        yield
-    except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
+        with _notes():
+            yield
+    except KeyboardInterrupt as stop:
+        raise typer.Exit(_interrupted(stop)) from None
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -348,8 +351,40 @@ def _one_line_errors(debug: bool) -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Print the library's warnings as they come, one line each; those of other packages are not for this reader."""
+    from equipoise.errors import EquipoiseWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", EquipoiseWarning)
+        warnings.showwarning = lambda message, *_, **__: _say("note", _as_options(str(message)))
+        yield
+
+
+def _interrupted(stop: KeyboardInterrupt) -> int:
+    """Say where a run was stopped, if it was one, and return the exit code."""
+    if str(stop):
+        _say("note", str(stop))
+    return _INTERRUPTED
+
+
 def _complain(message: str) -> None:
-    typer.echo(f"error: {' '.join(message.split())}", err=True)
+    _say("error", message)
+
+
+def _say(kind: str, message: str) -> None:
+    typer.echo(f"{kind}: {' '.join(message.split())}", err=True)
+
+
+def _require_places(**places: Path | None) -> None:
+    """Make sure, before the work, that every file asked for can be written."""
+    from equipoise.files import require_writable
+
+    for name, path in places.items():
+        if path is not None:
+            require_writable(path, f"--{name.replace('_', '-')}")
 
 
 def _as_options(message: str) -> str:

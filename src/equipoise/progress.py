@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -10,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "waiting"]
 
 _PATIENCE = 2.0
 
@@ -18,7 +21,7 @@ _PATIENCE = 2.0
 class Progress:
     """Context manager; call `update` with the amount done so far."""
 
-    def __init__(self, label: str, total: int, enabled: bool = True) -> None:
+    def __init__(self, label: str, total: int | None, enabled: bool = True) -> None:
         self._label, self._total, self._enabled = label, total, enabled
         self._began = time.perf_counter()
         self._shown: tuple[Bar, TaskID] | None = None
@@ -53,3 +56,17 @@ class Progress:
     ) -> None:
         if self._shown is not None:
             self._shown[0].stop()
+
+
+@contextmanager
+def waiting(label: str, enabled: bool = True) -> Iterator[None]:
+    """Say what goes on while something of unknown length takes more than two seconds."""
+    with Progress(label, None, enabled) as bar:
+        timer = threading.Timer(_PATIENCE, bar.update, (0,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()

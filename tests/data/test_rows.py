@@ -131,5 +131,5 @@ def test_bad_arrays(arguments, message) -> None:
 
 
 def test_duplicate_columns_of_a_frame() -> None:
-    with pytest.raises(eq.InvalidInput, match="names: must be 2 distinct names"):
+    with pytest.raises(eq.InvalidInput, match=r"X: must be a table of distinct columns; got several named \['a'\]"):
         eq.data.rows(pd.DataFrame(X, columns=["a", "a"]), Y)

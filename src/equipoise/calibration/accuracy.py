@@ -9,13 +9,13 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.calibration.diagnostics import autocorrelation_time
-from equipoise.checks import positive, whole
+from equipoise.checks import instance, positive, whole
 from equipoise.errors import ChainDiverged
 from equipoise.fitting.certificate import Fit
 from equipoise.models.binding import verb
 from equipoise.models.problem import Problem
 from equipoise.models.verbs import settle
-from equipoise.sampling.run import resolve_burn_in, resolve_guard
+from equipoise.sampling.run import require_match, resolve_burn_in, resolve_guard
 from equipoise.theory.bounds import (
     Assumption,
     Bound,
@@ -105,6 +105,7 @@ def wasserstein_bound(
         t = whole("t", t, 1, "leave it out for the stationary bound")
     if radius is not None:
         radius = positive("radius", radius)
+    instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
     here, params = settle(problem, fit)
     theta = here.flatten(params)
     dynamics.require_batch_within(here.n)
@@ -149,6 +150,7 @@ def coupled_distance(
     CoupledDistance
     """
     steps = whole("steps", steps, 2, "1000 or more give a useful estimate")
+    require_match(problem, tuning)
     pair = problem.coupling(tuning, resolve_guard(problem, tuning, guard))
     stream = np.random.SeedSequence(whole("seed", seed, 0, "pass an int"))
     pairs, lost = pair.run(stream, resolve_burn_in("auto", tuning), steps, max(1, steps // _PAIRS))

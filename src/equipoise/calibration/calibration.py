@@ -14,14 +14,16 @@ from numpy.typing import ArrayLike
 from equipoise.arrays import Array
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
 from equipoise.calibration.options import CalibrateOptions, Length, Moves, Reading, Running, Tuned, options_of, takes
-from equipoise.calibration.planning import Plan, make_plan
-from equipoise.checks import one_of, probability
-from equipoise.data.arrays import rows
+from equipoise.calibration.planning import Plan, make_plan, require_feasible
+from equipoise.calibration.prediction import new_rows, quantiles
+from equipoise.checks import flag, one_of, probability, shown
 from equipoise.data.table import Design
 from equipoise.errors import InvalidInput
+from equipoise.files import file_place
 from equipoise.fitting.certificate import Fit
 from equipoise.models.binding import bind, checked
 from equipoise.models.problem import Model, Problem, Title
+from equipoise.sampling.budget import announce, require_possible
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.refinement import Refinement
 from equipoise.sampling.refinement import refine as refine_tuning
@@ -127,17 +129,18 @@ class Calibration:
         columns = {"estimate": self.tuning.center, "lower": found.lower, "upper": found.upper}
         return pd.DataFrame(columns, index=pd.Index(self.names))
 
-    def predict(self, X_new: Any, interval: float = 0.9, offset: ArrayLike | None = None) -> pd.DataFrame:
+    def predict(self, X_new: Any, interval: float = 0.95, offset: ArrayLike | None = None) -> pd.DataFrame:
         """Mean response at new rows with a calibrated interval for it.
 
         Parameters
         ----------
         X_new
-            A table like the one fitted (when a formula was used), or an (M, D) design matrix.
+            A table like the one fitted (a DataFrame or anything with `to_pandas()`), its columns matched by name, or an
+            (M, D) design matrix.
         interval
             Probability of the interval.
         offset
-            (M,) offset, when `X_new` is a matrix.
+            (M,) offset, when `X_new` is a matrix or the model was fitted with an array of them.
 
         Returns
         -------
@@ -148,28 +151,13 @@ class Calibration:
 
         model = self._require_model()
         tail = 0.5 * (1.0 - probability("interval", interval))
-        index = X_new.index if isinstance(X_new, pd.DataFrame) else None
-        if isinstance(X_new, pd.DataFrame) and self.design is not None:
-            if offset is not None:
-                raise InvalidInput("offset", "left out for a table", "an offset", "put it in the table's offset column")
-            X_new, offset = self.design.encode(X_new)
-        elif isinstance(X_new, pd.DataFrame) and set(self.names) <= set(X_new.columns):
-            X_new = X_new[list(self.names)]
-        checked = rows(X_new, np.zeros(np.shape(X_new)[:1]), offset=offset)
-        x, shift = checked.x, checked.offset
-        if x.shape[1] != len(self.names):
-            raise InvalidInput(
-                "X_new",
-                f"with {len(self.names)} columns",
-                f"{x.shape[1]} columns",
-                "match the fitted columns",
-            )
-        mean = model.mean_response(x, shift, self.chains.flat())
-        estimate = model.mean_response(x, shift, self.fit.theta[None])[0]
-        lower, upper = np.quantile(mean, [tail, 1.0 - tail], axis=0)
+        new, index = new_rows(X_new, self.names, self.design, offset)
+        eta = new.x @ self.fit.theta
+        estimate = model.mean_response(eta if new.offset is None else eta + new.offset)
+        lower, upper = quantiles(model, new, self.chains.flat(), (tail, 1.0 - tail))
         return pd.DataFrame({"estimate": estimate, "lower": lower, "upper": upper}, index=index)
 
-    def evaluate(self, function: Callable[..., object], data: object, interval: float = 0.9) -> dict[str, Array]:
+    def evaluate(self, function: Callable[..., object], data: object, interval: float = 0.95) -> dict[str, Array]:
         """`function(params, observation)` at new rows, for a loss of your own: its predictions, say.
 
         Parameters
@@ -224,12 +212,14 @@ class Calibration:
         """Write a self-contained HTML page with the tables and plots; returns its path."""
         from equipoise.report.page import write_report
 
+        file_place(path)
         return write_report(self, Path(path), probability("interval", interval))
 
     def save(self, path: str | Path) -> Path:
         """Write the run to one file (arrays and text, no pickle); `eq.load` reads it back."""
         from equipoise.calibration.storage import save
 
+        file_place(path)
         return save(self, Path(path))
 
 
@@ -267,6 +257,12 @@ def calibrate(
     -------
     Calibration
 
+    Raises
+    ------
+    InvalidInput
+        Also, before the first step, for a run whose draws do not fit into memory or that would take more than six weeks.
+        One of more than ten minutes is announced by an `EquipoiseWarning` with the predicted time.
+
     Examples
     --------
     >>> import equipoise as eq
@@ -278,7 +274,10 @@ def calibrate(
     2
     """
     one_of("sampler", sampler, _SAMPLERS)
+    flag("refine", refine)
     running = options_of(Running, options, CalibrateOptions)
+    if sampler == "gaussian":
+        _require_chain(refine, running)
     problem = bind(model, data, **vars(options_of(Reading, options, CalibrateOptions)))
     length = options_of(Length, options, CalibrateOptions, ess=ess, chains=chains)
     moves = options_of(Moves, options, CalibrateOptions)
@@ -286,9 +285,10 @@ def calibrate(
     found, planned = None, budget.problem
     assert planned is not None  # it was just made
     if sampler == "gaussian":
-        _require_chain(refine, running)
         budget, drawn = _gaussian(budget, length, seed)
     else:
+        require_feasible(budget)
+        announce(budget.seconds, running.checkpoint is not None)
         if refine:
             tuning, found = refine_tuning(
                 planned, budget.moments, budget.tuning, seed=seed, rows=budget.rows, guard=running.guard,
@@ -303,15 +303,20 @@ def calibrate(
 
 
 def _require_chain(refine: bool, running: Running) -> None:
-    for name, given, default in (("refine", refine, False), ("storage", running.storage, "float64")):
-        if given != default:
-            raise InvalidInput(name, "left out when no chain is run (sampler='gaussian')", given, f"remove {name}=")
+    """Refuse options of a chain where none is run."""
+    options = {"refine": refine} | {name: getattr(running, name) for name in ("storage", "checkpoint", "guard")}
+    for name, given in options.items():
+        if given != getattr(Running, name, False):
+            raise InvalidInput(
+                name, "left out when no chain is run (sampler='gaussian')", shown(given), f"remove {name}="
+            )
 
 
 def _gaussian(budget: Plan, length: Length, seed: int) -> tuple[Plan, Chains]:
     """Independent draws from N(θ̂, target)."""
     stored = length.draws or max(2, int(np.ceil(length.ess / length.chains)))
     center, root = budget.tuning.center, np.linalg.cholesky(budget.tuning.target)
+    require_possible(budget.chains, stored, len(center), 0.0)
     z = np.random.default_rng(seed).standard_normal((budget.chains, stored, len(center)))
     ess = float(budget.chains * stored)
     changed = replace(budget, draws=stored, thin=1, burn_in=0, ess=ess, seconds=0.0, sampler="gaussian")

@@ -8,7 +8,7 @@ from equipoise.arrays import Array
 from equipoise.calibration.autocorrelation import autocorrelation_time
 from equipoise.calibration.comparison import compare
 from equipoise.calibration.judgement import Check, Status, flags, judge, verdict
-from equipoise.checks import one_of
+from equipoise.checks import checked_options, one_of
 from equipoise.errors import InvalidInput
 from equipoise.sampling.chains import Chains
 from equipoise.theory.tuning import Tuning
@@ -98,6 +98,7 @@ class Diagnosis:
         return "\n".join([*lines, self.verdict])
 
 
+@checked_options
 def diagnose(chains: Chains, tuning: Tuning) -> Diagnosis:
     """Compare what the theory predicted with what the chains did.
 

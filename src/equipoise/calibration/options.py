@@ -10,11 +10,13 @@ from typing import TypedDict, TypeVar, cast
 
 import numpy as np
 
-from equipoise.checks import is_number, nearest, shown, whole
+from equipoise.checks import flag, is_number, nearest, one_of, shown, whole
 from equipoise.errors import InvalidInput
 from equipoise.theory.dynamics import Dynamics
 
 __all__ = ["CalibrateOptions", "Length", "Moves", "PlanOptions", "Reading", "Running", "Tuned", "options_of", "takes"]
+
+_MOST = 1e18  # effective draws: beyond it nothing is exact any more
 
 Group = TypeVar("Group")
 F = TypeVar("F", bound=Callable[..., object])
@@ -72,8 +74,8 @@ class Length:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "chains", whole("chains", self.chains, 1, "pass a positive int"))
-        if not (is_number(self.ess) and 1 <= self.ess < np.inf):
-            raise InvalidInput("ess", "a finite number, at least 1", shown(self.ess), "ask for a positive number")
+        if not (is_number(self.ess) and 1 <= self.ess <= _MOST):
+            raise InvalidInput("ess", f"a number from 1 to {_MOST:g}", shown(self.ess), "1000 is a common choice")
         if self.draws is not None:
             object.__setattr__(self, "draws", whole("draws", self.draws, 1, "leave it out", "None or "))
 
@@ -87,6 +89,10 @@ class Running:
     checkpoint: str | Path | None = None
     threads: int | None = None
     storage: str = "float64"
+
+    def __post_init__(self) -> None:
+        flag("progress", self.progress)
+        one_of("storage", self.storage, ("float64", "float32"))
 
 
 class PlanOptions(TypedDict, total=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
@@ -12,18 +11,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.calibration.options import Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
-from equipoise.checks import whole
+from equipoise.checks import shown, whole
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
 from equipoise.models.binding import bind, checked
 from equipoise.models.problem import Model, Problem
 from equipoise.models.verbs import moments
+from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
 from equipoise.theory.moments import Moments
 from equipoise.theory.targets import target_matrix
 from equipoise.theory.tuning import Tuning, tune
 
-__all__ = ["Plan", "make_plan", "plan"]
+__all__ = ["Plan", "make_plan", "plan", "require_feasible"]
 
 _OWN = 1e-3  # standard deviations a problem's minimum may be away from the estimate of a plan that is attached to it
 
@@ -90,6 +90,8 @@ class Plan:
         InvalidInput
             If the plan's estimate does not minimise the problem's loss: then it is another problem.
         """
+        if not isinstance(problem, Problem):
+            raise InvalidInput("problem", "a bound problem", shown(problem), "make one with eq.bind(model, data)")
         here = problem.at_constant(self.fit.constant)
         self._require_own(here)
         tuning, moments = self.tuning.attach(here), self.moments.attach(here)
@@ -181,12 +183,24 @@ def plan(
     Returns
     -------
     Plan
+
+    Raises
+    ------
+    InvalidInput
+        Also for a run that this machine cannot carry out: draws that do not fit into memory, or more than six weeks.
     """
     reading = options_of(Reading, options, PlanOptions)
     problem = bind(model, data, **vars(reading))
     moves = options_of(Moves, options, PlanOptions)
     length = options_of(Length, options, PlanOptions, ess=ess, chains=chains)
-    return make_plan(problem, target, moves, length, seed, options.get("tuning_rows"))
+    made = make_plan(problem, target, moves, length, seed, options.get("tuning_rows"))
+    require_feasible(made)
+    return made
+
+
+def require_feasible(plan: Plan) -> None:
+    """Refuse a plan whose draws do not fit into memory, or that would take more than six weeks."""
+    require_possible(plan.chains, plan.draws, plan.moments.dim, plan.seconds)
 
 
 def make_plan(
@@ -216,15 +230,9 @@ def make_plan(
         thin=every,
         burn_in=discard,
         ess=length.chains * stored * every / iact,
-        seconds=_predicted_seconds(length.chains, discard + stored * every, dynamics.batch_size, found.dim),
+        seconds=predicted_seconds(length.chains, discard + stored * every, dynamics.batch_size, found.dim),
         problem=problem,
     )
-
-
-def _predicted_seconds(chains: int, steps: int, batch: int, dim: int) -> float:
-    """Per step about 0.4 µs, and per row 10 ns plus 0.4 ns per column, on one core of a current machine."""
-    rounds = -(-chains // min(chains, os.cpu_count() or 1))
-    return rounds * steps * (4e-7 + batch * (1e-8 + 4e-10 * dim))
 
 
 def _identified(problem: Problem, fitted: Fit) -> tuple[Problem, Fit]:

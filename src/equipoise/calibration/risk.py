@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
-from equipoise.checks import positive
+from equipoise.checks import instance, positive
 from equipoise.errors import InvalidInput, UnstableStep
 from equipoise.fitting.fit import Fit, fit
 from equipoise.models.binding import bind, verb
@@ -61,6 +61,7 @@ def expected_test_loss(problem: Problem, fit: Fit, law: Stationary) -> ExpectedL
     ExpectedLoss
         Its value and parts; `float()` gives the value.
     """
+    instance("law", law, Stationary, "take one from eq.stationary, or tuning.predicted")
     here, params = settle(problem.without_prior(), fit)
     return expected_loss(*here.derivatives(here.flatten(params), 2), law)
 
@@ -93,6 +94,7 @@ def optimal_weight_decay(
     -------
     Optimum
     """
+    instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
     base = problem.at_constant(fit(problem.with_precision(0.0)).constant)
     test = bind(base.model, test_data)
     if high is None:
@@ -144,6 +146,7 @@ def optimal_batch_size(
     Optimum
     """
     tolerance = positive("tolerance", tolerance, "0.01 accepts one per cent more than the best loss")
+    instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
     fitted = fit(problem)
     found, test = moments(problem, fitted), bind(problem.model, test_data)
     grid = np.unique(np.geomspace(1, found.n, 60).astype(int))

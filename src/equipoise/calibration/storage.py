@@ -14,6 +14,7 @@ from equipoise.arrays import Array
 from equipoise.calibration.archive import read_archive, write_archive
 from equipoise.calibration.calibration import Calibration
 from equipoise.calibration.planning import Plan
+from equipoise.checks import checked_options
 from equipoise.data.table import Design
 from equipoise.engines.engine import ChainState
 from equipoise.errors import InvalidInput
@@ -54,6 +55,7 @@ def save(calibration: Calibration, path: Path) -> Path:
     return write_archive(path, *_described(calibration))
 
 
+@checked_options
 def load(path: str | Path) -> Calibration:
     """Read a calibration written by `Calibration.save`, whole but for its rows: `attach` brings a problem back.
 
@@ -84,7 +86,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         "format": _FORMAT,
         "model": model,
         "fit": _picked(plan.fit, _FIT),
-        "moments": _picked(plan.moments, ("n", "noise_ratio", "names", "constant")),
+        "moments": _picked(plan.moments, ("n", "noise_ratio", "names", "constant", "loss")),
         "dynamics": asdict(tuning.dynamics),
         "tuning": _picked(tuning, _TUNING),
         "plan": _picked(plan, _PLAN),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.arrays import Index, Mask
-from equipoise.checks import shown
+from equipoise.checks import checked_options, shown
 from equipoise.data.arrays import Rows, require_weights, rows
 from equipoise.data.columns import Column, Level, column_values, learnt, numbers
 from equipoise.data.design import Design, as_numbers, evaluated, learnt_encoding, vector
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Design", "read_table", "table"]
 
 
+@checked_options
 def read_table(path: str | Path) -> pd.DataFrame:
     """Read a CSV (any usual separator) or Parquet file.
 
@@ -36,6 +37,8 @@ def read_table(path: str | Path) -> pd.DataFrame:
     InvalidInput
         If the file does not exist, has another suffix, or cannot be parsed.
     """
+    if not isinstance(path, str | Path):
+        raise InvalidInput("path", "the path of a file", shown(path), "pass it as text")
     file = Path(path)
     if not isfile(file):  # unlike Path's own, false for names no file can have
         raise InvalidInput("data", "an existing CSV or Parquet file", shown(str(path)), "check the path")
@@ -70,6 +73,7 @@ def _separator(file: Path) -> str:
     return max(",;\t|", key=header.count)
 
 
+@checked_options
 def table(
     data: object,
     formula: str,

@@ -22,7 +22,7 @@ import numpy as np
 from scipy.special import gammaln
 
 from equipoise.arrays import Array
-from equipoise.checks import is_number
+from equipoise.checks import checked_fields, is_number
 from equipoise.errors import InvalidInput
 from equipoise.families.counts import LEFT_OUT, count_table, log_rising, tabulated_integral, turn2, turn3
 from equipoise.families.family import Family, ScalarFunction, ScalarLoss, V, exp
@@ -36,6 +36,7 @@ _LARGEST_ETA = 650.0  # with a log link: beyond, exp(eta) times a response may o
 _STEEPEST = 1e100  # keeps the cube of u' finite where the weight e^(−(b−1)u) is zero, so that their product is zero
 
 
+@checked_fields
 @dataclass(frozen=True)
 class Beta:
     """The β-divergence with power `b`; larger is more robust and less efficient, and b → 1 is the log loss.

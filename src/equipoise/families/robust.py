@@ -15,13 +15,14 @@ from typing import ClassVar
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.checks import is_number
+from equipoise.checks import checked_fields, is_number
 from equipoise.errors import InvalidInput
 from equipoise.families.family import Family, ScalarLoss, V, bernoulli_d1, bernoulli_d2, bernoulli_d3, bernoulli_value
 
 __all__ = ["Huber", "Pinball", "StudentT"]
 
 
+@checked_fields
 @dataclass(frozen=True)
 class Huber:
     """Squared loss for small residuals, absolute loss for large ones: ρ(r) = r²/2 up to |r| = c, then c|r| − c²/2.
@@ -59,6 +60,7 @@ class Huber:
         return ScalarLoss("gaussian-huber", huber_value, huber_d1, huber_d2, huber_d3, p)
 
 
+@checked_fields
 @dataclass(frozen=True)
 class StudentT:
     """Minus the log density of Student's t: ρ(r) = ((ν+1)/2) log(1 + r²/ν), with the scale held fixed.
@@ -96,6 +98,7 @@ class StudentT:
         return ScalarLoss("gaussian-student", student_value, student_d1, student_d2, student_d3, p)
 
 
+@checked_fields
 @dataclass(frozen=True)
 class Pinball:
     """Quantile regression, made smooth: ρ(r) = q r + h log(1 + e^(−r/h)), which is q r₊ + (1−q) r₋ for h → 0.

@@ -8,7 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-from equipoise.checks import nearest, shown
+from equipoise.checks import checked_options, shown
 from equipoise.data.table import table
 from equipoise.errors import InvalidInput
 from equipoise.linalg import in_fixed_order
@@ -21,6 +21,7 @@ R = TypeVar("R")
 _R = TypeVar("_R", covariant=True)
 
 
+@checked_options
 def bind(
     model: object,
     data: object = None,
@@ -115,7 +116,7 @@ def verb(function: Callable[Concatenate[Problem, P], R]) -> Verb[P, R]:
     InvalidInput
         For an option that does not exist, naming the nearest one, or arguments that are missing.
     """
-    inner = checked(function)
+    inner: Callable[..., R] = checked(function)
     own = inspect.signature(function)
     _, *others = own.parameters.values()
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -135,29 +136,6 @@ def verb(function: Callable[Concatenate[Problem, P], R]) -> Verb[P, R]:
     return cast(Verb[P, R], called)
 
 
-def checked(function: Callable[..., R]) -> Callable[..., R]:
+def checked(function: Callable[P, R]) -> Callable[P, R]:
     """Name a misspelt option or a missing argument instead of raising a bare TypeError; hold BLAS to one thread."""
-    signature, held = inspect.signature(function), in_fixed_order(function)
-    names = tuple(signature.parameters)
-    # a function that sorts its own options names the unknown ones itself
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values())
-
-    @wraps(function)
-    def called(*args: object, **kwargs: object) -> R:
-        unknown = [] if open_ended else [name for name in kwargs if name not in names]
-        if unknown:
-            raise InvalidInput(
-                unknown[0],
-                f"an option of {function.__name__}",
-                "no such option",
-                nearest(unknown[0], names) or f"choose from {', '.join(names)}",
-            )
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise InvalidInput(
-                "arguments", f"those of {function.__name__}{signature}", str(error), "see its documentation"
-            ) from error
-        return held(*args, **kwargs)
-
-    return called
+    return checked_options(in_fixed_order(function))

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
-from equipoise.checks import finite_array, one_of, positive
+from equipoise.checks import checked_options, finite_array, one_of, positive, shown
 from equipoise.data.arrays import as_rows
 from equipoise.errors import InvalidInput
 from equipoise.families.family import FAMILIES, Family, ScalarLoss
@@ -105,10 +105,9 @@ class GLM:
         dim = len(source.names)
         return LinearProblem(self, source, source.n, self._precision(dim), self._mean(dim))
 
-    def mean_response(self, x: Array, offset: Array | None, params: Array) -> Array:
-        """The mean response at rows `x` for each of many parameter vectors, (vectors, rows)."""
-        eta = params @ x.T
-        return self.family.mean(eta if offset is None else eta + offset)
+    def mean_response(self, eta: Array) -> Array:
+        """The mean response, which rises with the linear predictor for every family."""
+        return self.family.mean(eta)
 
     def __getstate__(self) -> dict[str, object]:
         # the loss is made anew where it is needed: some are closures
@@ -136,6 +135,7 @@ class GLM:
         return np.broadcast_to(self.prior_mean, dim).astype(np.float64)
 
 
+@checked_options
 def glm(
     family: str,
     *,
@@ -184,13 +184,16 @@ def glm(
     given = {"scale": scale, "shape": shape, "dispersion": dispersion}
     for name, value in given.items():
         if value is not None and name != chosen.parameter:
-            raise InvalidInput(name, f"left out for the {family} family", value, f"remove {name}=")
+            raise InvalidInput(name, f"left out for the {family} family", shown(value), f"remove {name}=")
         if value is not None:
             positive(name, value)
     constant = given[chosen.parameter] if chosen.parameter else None
     if constant is None and chosen.parameter in {"shape", "dispersion"}:
         constant = 1.0
     precision = finite_array("prior_precision", prior_precision)
+    if precision.ndim > 2:
+        remedy = "0 is no prior"
+        raise InvalidInput("prior_precision", "a scalar, a vector or a matrix", f"shape {precision.shape}", remedy)
     if precision.ndim == 2 and (
         precision.shape[0] != precision.shape[1]
         or np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max()
@@ -202,12 +205,23 @@ def glm(
             "prior_precision", "positive semi-definite", f"smallest value {lowest:g}", "use zero for no prior"
         )
     if divergence is not None:
-        if not hasattr(divergence, "loss"):
+        if isinstance(divergence, type) or not hasattr(divergence, "loss"):
             raise InvalidInput(
-                "divergence", "a robust loss such as eq.Beta(1.5)", repr(divergence), "wrap the number in eq.Beta"
+                "divergence", "a robust loss such as eq.Beta(1.5)", shown(divergence), "wrap the number in eq.Beta"
             )
         divergence.loss(
             chosen, 1.0 if constant is None and chosen.parameter else constant
         )  # refused at the door, if at all
     number = None if constant is None else float(constant)
-    return GLM(chosen, number, precision, finite_array("prior_mean", prior_mean), divergence)
+    return GLM(chosen, number, precision, _used_mean(prior_mean, precision), divergence)
+
+
+def _used_mean(given: ArrayLike, precision: Array) -> Array:
+    """The prior mean; one that no precision gives any weight is a mistake."""
+    mean = finite_array("prior_mean", given)
+    if mean.any() and not precision.any():
+        raise InvalidInput(
+            "prior_mean", "given with a prior_precision, without which it has no weight", shown(given),
+            "add prior_precision=..., or remove prior_mean=",
+        )  # fmt: skip
+    return mean

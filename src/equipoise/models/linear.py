@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.checks import whole
+from equipoise.checks import finite_array, whole
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
@@ -145,12 +145,9 @@ class LinearProblem:
 
     def flatten(self, params: object) -> Array:
         """Check and return a parameter vector."""
-        try:
-            theta = np.asarray(params, dtype=np.float64)
-        except (TypeError, ValueError):
-            theta = np.empty((0, 0))
-        if theta.shape != (self.dim,) or not np.isfinite(theta).all():
-            given = f"shape {theta.shape}" if theta.size else type(params).__name__
+        theta = finite_array("params", params, "pass the fit, or fit.params")
+        if theta.shape != (self.dim,):
+            given = f"shape {theta.shape}"
             raise InvalidInput("params", f"a finite vector ({self.dim},)", given, "pass the fit, or fit.params")
         return theta
 

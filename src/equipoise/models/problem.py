@@ -281,6 +281,6 @@ class Model(Protocol):
         """The problem this model poses on `data`; bad input is caught here."""
         ...
 
-    def mean_response(self, x: Array, offset: Array | None, params: Array) -> Array:
-        """The mean response at rows x for each of many flat parameters; `InvalidInput` where a model has none."""
+    def mean_response(self, eta: Array) -> Array:
+        """The mean response, rising in the linear predictor η; `InvalidInput` where a model has none."""
         ...

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
+from equipoise.checks import whole
 from equipoise.models.binding import verb
 from equipoise.models.problem import Problem
 from equipoise.theory.moments import Moments
@@ -53,6 +55,8 @@ def moments(problem: Problem, params: object, *, tuning_rows: int | None = None,
     -------
     Moments
     """
+    seed = whole("seed", seed, 0, "pass an int")
     here, values = settle(problem, params)
     theta = here.flatten(values)
-    return (here if tuning_rows is None else here.subsample(tuning_rows, seed)).moments(theta)
+    found = (here if tuning_rows is None else here.subsample(tuning_rows, seed)).moments(theta)
+    return replace(found, loss=here.model.title.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from equipoise.files import write_atomic
+
 if TYPE_CHECKING:
     from equipoise.calibration.calibration import Calibration
     from equipoise.report.summary import Summary
@@ -50,9 +52,7 @@ def write_draws(made: Calibration, path: Path) -> Path:
     frame = pd.DataFrame(made.chains.flat(), columns=list(made.names))
     frame.insert(0, "draw", np.tile(np.arange(length), count), allow_duplicates=True)
     frame.insert(0, "chain", np.repeat(np.arange(count), length), allow_duplicates=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix.lower() == ".csv":
-        frame.to_csv(path, index=False)
-    else:
-        frame.to_parquet(path, index=False)
-    return path
+    csv = path.suffix.lower() == ".csv"
+    return write_atomic(
+        path, lambda stream: frame.to_csv(stream, index=False) if csv else frame.to_parquet(stream, index=False)
+    )

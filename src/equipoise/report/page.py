@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.calibration import findings
-from equipoise.errors import InvalidInput
+from equipoise.files import write_atomic
 from equipoise.report import plots
 from equipoise.report.html import document, head, table
 from equipoise.report.summary import Summary, interval_names, summarise
@@ -58,14 +58,7 @@ def write_report(calibration: Calibration, path: Path, interval: float = 0.95) -
         If the file cannot be written.
     """
     text = _page(calibration, summarise(calibration, interval), interval)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InvalidInput(
-            "path", "a file that can be written", f"{path}: {error.strerror}", "choose another"
-        ) from error
-    return path
+    return write_atomic(path, text.encode())
 
 
 def _page(cal: Calibration, summary: Summary, interval: float) -> str:

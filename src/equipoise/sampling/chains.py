@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
-from equipoise.checks import finite_array, whole
+from equipoise.checks import checked_options, finite_array, instance, whole
 from equipoise.engines.engine import ChainState
 from equipoise.errors import InvalidInput
 from equipoise.models.layout import FlatLayout
@@ -18,7 +18,8 @@ from equipoise.theory.tuning import Tuning
 __all__ = ["Chains", "Statistics", "no_statistics"]
 
 
-# steps (of each chain), rows (touched by all), seconds (of sampling), guard_hits and guard_rate (share of the steps)
+# steps (of each chain), rows (touched by all), seconds (of sampling, not of compiling), guard_hits and guard_rate (share
+# of the steps)
 Statistics = dict[str, float]
 
 
@@ -60,6 +61,7 @@ class Chains:
     independent: bool = False
 
     @classmethod
+    @checked_options
     def from_draws(cls, draws: ArrayLike, tuning: Tuning, thin: int = 1) -> Chains:
         """Draws made elsewhere, so that `eq.diagnose` can compare them with a tuning.
 
@@ -72,6 +74,7 @@ class Chains:
         thin
             Steps between two of them.
         """
+        instance("tuning", tuning, Tuning, "make one with eq.tune, or eq.Tuning.at for a step of your own")
         array = finite_array("draws", draws, "leave out draws that are not finite")
         array = array[None] if array.ndim == 2 else array
         if array.ndim != 3 or array.shape[1] < 2 or array.shape[2] != tuning.dim:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import Executor, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,18 +13,19 @@ import numpy as np
 from scipy.special import chdtri
 
 from equipoise.arrays import Array
-from equipoise.checks import is_number, whole
+from equipoise.checks import flag, is_number, shown, whole
 from equipoise.engines.engine import ChainState, Engine, Guard
 from equipoise.errors import ChainDiverged, InvalidInput
 from equipoise.models.binding import verb
 from equipoise.models.problem import Problem
-from equipoise.progress import Progress
+from equipoise.progress import Progress, waiting
+from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.checkpoint import Checkpoint, fingerprint
 from equipoise.sampling.interrupt import interruptible
 from equipoise.theory.tuning import Tuning
 
-__all__ = ["resolve_burn_in", "resolve_guard", "resolve_thin", "sample"]
+__all__ = ["require_match", "resolve_burn_in", "resolve_guard", "resolve_thin", "sample"]
 
 # Tail probability of the guard's ellipsoid: a chain that follows its law leaves it once in a billion steps.
 _GUARD_TAIL = 1e-9
@@ -95,8 +97,14 @@ def sample(
     draws, chains = (whole(k, v, 1, "pass a positive int") for k, v in (("draws", draws), ("chains", chains)))
     seed = whole("seed", seed, 0, "pass an int")
     workers = (os.cpu_count() or 1) if threads is None else whole("threads", threads, 1, "leave it out", "None or ")
-    _require_match(problem, tuning)
+    require_match(problem, tuning)
+    flag("progress", progress)
+    if not (is_number(checkpoint_seconds) and checkpoint_seconds >= 0.0):
+        remedy = "10 loses little and costs nothing"
+        raise InvalidInput("checkpoint_seconds", "zero or positive", shown(checkpoint_seconds), remedy)
     every, discard = resolve_thin(thin, tuning), resolve_burn_in(burn_in, tuning)
+    seconds = predicted_seconds(chains, discard + draws * every, tuning.dynamics.batch_size, tuning.dim)
+    require_possible(chains, draws, tuning.dim, seconds)
     ellipsoid = resolve_guard(problem, tuning, guard)
     engine = problem.engine(tuning, ellipsoid, storage)
     run = Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
@@ -118,7 +126,7 @@ def sample(
 
 def resolve_thin(thin: int | str, tuning: Tuning) -> int:
     """Steps per stored draw."""
-    if thin == "auto":
+    if isinstance(thin, str) and thin == "auto":
         return max(1, int(tuning.predicted.iact() // _DRAWS_PER_IACT))
     return whole("thin", thin, 1, "use 'auto'", "'auto' or ")
 
@@ -128,7 +136,7 @@ def resolve_burn_in(burn_in: int | str, tuning: Tuning) -> int:
 
     Chains start from the predicted law itself, so five autocorrelation times are enough where that bound is loose.
     """
-    if burn_in == "auto":
+    if isinstance(burn_in, str) and burn_in == "auto":
         law = tuning.predicted
         return min(law.burn_in(np.zeros(tuning.dim), 0.01), int(np.ceil(5.0 * max(1.0, law.iact()))))
     return whole("burn_in", burn_in, 0, "use 'auto'", "'auto' or ")
@@ -174,18 +182,20 @@ class Run:
         return self.burn_in + self.count * self.thin
 
     def execute(self, threads: int, progress: bool, keeper: Checkpoint | None = None) -> float:
-        """Advance all chains to the end, a fraction of a second at a time; returns the time taken."""
-        began, chunk = time.perf_counter(), 256
+        """Advance all chains to the end, a fraction of a second at a time; returns the time taken without compiling."""
         with (
             ThreadPoolExecutor(threads) as pool,
-            Progress("sampling", len(self.states) * self.steps, progress) as bar,
             interruptible() as interrupt,
+            Progress("sampling", len(self.states) * self.steps, progress) as bar,
         ):
+            with waiting("compiling…", progress):
+                self._compile(pool, threads)
+            began, chunk = time.perf_counter(), 256
             while self._live() and not interrupt.asked:
                 tick = time.perf_counter()
                 self._advance(chunk, pool, threads)
                 elapsed = time.perf_counter() - tick
-                # the first round also compiles: let chunks grow by a bounded factor
+                # the first round may still be slow: let chunks grow by a bounded factor
                 chunk = max(1, int(chunk * min(8.0, _ROUND_SECONDS / max(elapsed, 1e-6))))
                 bar.update(sum(state.step for state in self.states))
                 if keeper is not None:
@@ -200,6 +210,12 @@ class Run:
             if lost:
                 self.draws[c, self.written[c] :] = np.nan
         return time.perf_counter() - began
+
+    def _compile(self, pool: Executor, threads: int) -> None:
+        """Let copies of the chains take a step, so that what is compiled is so before time counts."""
+        copies = [deepcopy(self.states[c]) for c in self._live()]
+        if copies:
+            self.engine.advance(copies, 1, None, [self.draws[0, :0]] * len(copies), pool, threads)
 
     def _live(self) -> list[int]:
         """Chains that are neither lost nor finished; they are always at the same step."""
@@ -230,9 +246,10 @@ def _starts(engine: Engine, tuning: Tuning, chains: int, seed: int) -> list[Chai
     return states
 
 
-def _require_match(problem: Problem, tuning: Tuning) -> None:
+def require_match(problem: Problem, tuning: Tuning) -> None:
+    """Refuse a tuning of another problem, as far as that can be told."""
     if not isinstance(tuning, Tuning):
-        raise InvalidInput("tuning", "a Tuning", type(tuning).__name__, "make one with eq.tune")
+        raise InvalidInput("tuning", "a Tuning", shown(tuning), "make one with eq.tune")
     if len(problem.names) != tuning.dim:
         raise InvalidInput(
             "tuning",
@@ -240,6 +257,9 @@ def _require_match(problem: Problem, tuning: Tuning) -> None:
             f"{tuning.dim} parameters",
             "tune on this data",
         )
+    tuned, own = tuning.predicted.moments.loss, problem.model.title.name
+    if tuned and tuned != own:
+        raise InvalidInput("tuning", f"made for this model's loss, {own}", tuned, "tune on this model's moments")
     tuning.dynamics.require_batch_within(problem.n)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.checks import is_number, one_of, whole
+from equipoise.checks import checked_fields, flag, is_number, one_of, shown, whole
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class Langevin:
         return 2.0 * self.temperature * step
 
 
+@checked_fields
 @dataclass(frozen=True)
 class Dynamics:
     """How a chain moves, apart from its step matrix.
@@ -127,18 +128,16 @@ class Dynamics:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size, 1, "pass an int such as 100"))
-        if not isinstance(self.replacement, (bool, np.bool_)):
-            raise InvalidInput("replacement", "True or False", repr(self.replacement), "use True unless you compare")
-        object.__setattr__(self, "replacement", bool(self.replacement))
+        object.__setattr__(self, "replacement", flag("replacement", self.replacement))
         if not (is_number(self.momentum) and 0.0 <= self.momentum < 1.0):
             raise InvalidInput(
-                "momentum", "at least 0 and below 1", self.momentum, "use 0 for none, 0.9 for a common choice"
+                "momentum", "at least 0 and below 1", shown(self.momentum), "use 0 for none, 0.9 for a common choice"
             )
         if not (is_number(self.inverse_temperature) and self.inverse_temperature > 0.0):
             raise InvalidInput(
                 "inverse_temperature",
                 "positive",
-                self.inverse_temperature,
+                shown(self.inverse_temperature),
                 "use numpy.inf for SGD, the number of rows for SGLD",
             )
         one_of("gradient", self.gradient, GRADIENTS)

@@ -23,13 +23,14 @@ from numpy.typing import ArrayLike
 from scipy.linalg import cholesky, eigh, solve_triangular
 
 from equipoise.arrays import Array
+from equipoise.checks import numeric_array, shown
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
 
 __all__ = ["Modes", "step_matrix"]
 
 
-def step_matrix(step: ArrayLike, dim: int) -> Array:
+def step_matrix(step: ArrayLike, dim: int, name: str = "step") -> Array:
     """A scalar, vector or matrix step as a symmetric positive definite matrix.
 
     Raises
@@ -37,23 +38,18 @@ def step_matrix(step: ArrayLike, dim: int) -> Array:
     InvalidInput
         If its shape does not fit or it is not symmetric positive definite.
     """
-    try:
-        a = np.asarray(step, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(
-            "step", "numeric", f"{step!r:.80}", "pass a positive number, a vector or a matrix"
-        ) from error
+    a = numeric_array(name, step, "pass a positive number, a vector or a matrix")
     if a.ndim == 0:
         a = np.full(dim, float(a))
     if a.shape not in {(dim,), (dim, dim)}:
         raise InvalidInput(
-            "step", f"a scalar, a vector ({dim},) or a matrix ({dim}, {dim})", f"shape {a.shape}", "match it"
+            name, f"a scalar, a vector ({dim},) or a matrix ({dim}, {dim})", f"shape {a.shape}", "match it"
         )
     if a.ndim == 1:
         a = np.diag(a)
     scale = np.abs(a).max()
     if not np.isfinite(scale) or np.abs(a - a.T).max() > 1e-8 * scale or np.linalg.eigvalsh(a)[0] <= 0.0:
-        raise InvalidInput("step", "symmetric positive definite", f"{step!r:.80}", "use eq.tune, or a positive scalar")
+        raise InvalidInput(name, "symmetric positive definite", shown(step), "use eq.tune, or a positive scalar")
     return symmetric(a)
 
 

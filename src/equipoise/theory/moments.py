@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
-from equipoise.checks import finite_array
+from equipoise.checks import checked_options, finite_array, instance, numeric_array, shown, whole
 from equipoise.errors import InvalidInput
 from equipoise.linalg import blocks, symmetric
 from equipoise.theory.dynamics import Dynamics
@@ -95,6 +95,8 @@ class Moments:
         Parameter names.
     constant
         The loss's constant (a scale, a shape) they were taken with; every later verb uses the same.
+    loss
+        What the loss is called, so that a chain of another one is refused; empty for anyone's own numbers.
     curvature
         The per-observation curvature behind K: a reference to the problem, neither saved nor pickled. Without it what
         was computed before still works; `attach` brings it back.
@@ -109,6 +111,7 @@ class Moments:
     noise_ratio: float
     names: tuple[str, ...] = ()
     constant: float | None = None
+    loss: str = ""
     curvature: Curvature | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -127,10 +130,13 @@ class Moments:
 
     def gradient_noise(self, S: ArrayLike, dynamics: Dynamics) -> Array:
         """C(S) = b (V + K(S)), the stationary mean of the gradient covariance."""
+        instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
         return dynamics.noise_factor(self.n) * (dynamics.estimator.score_cov(self) + self.curvature_noise(S))
 
     def attach(self, problem: Bound) -> Moments:
         """The same moments with a reference to the problem they were taken of."""
+        if not callable(getattr(problem, "curvature", None)):
+            raise InvalidInput("problem", "a bound problem", shown(problem), "make one with eq.bind(model, data)")
         return replace(self, curvature=problem.at_constant(self.constant).curvature(self.params))
 
     def _matrix(self, S: ArrayLike) -> Array:
@@ -161,6 +167,7 @@ class Moments:
         return replace(self, **copied)
 
     @classmethod
+    @checked_options
     def from_arrays(
         cls,
         scores: ArrayLike,
@@ -196,30 +203,34 @@ class Moments:
         """
         g, J_n = _checked_arrays(scores, hessians)
         rows, dim = g.shape
-        n = rows if n is None else n
+        n = rows if n is None else whole("n", n, rows, "leave it out unless the arrays are a subsample", "None or ")
         J = symmetric(J_n.mean(axis=0))
-        prior = np.zeros((dim, dim)) if prior_hessian is None else np.asarray(prior_hessian, dtype=np.float64)
-        if prior.shape != (dim, dim):
-            raise InvalidInput(
-                "prior_hessian", f"of shape {(dim, dim)}", f"shape {prior.shape}", "pass one row per parameter"
-            )
+        prior = _shaped("prior_hessian", prior_hessian, (dim, dim))
+        third = None if thirds is None else _shaped("thirds", thirds, (dim, dim, dim))
         V = np.atleast_2d(np.cov(g, rowvar=False, bias=True))
         return cls(
             n=n,
-            params=np.zeros(dim) if params is None else np.asarray(params, dtype=np.float64),
+            params=_shaped("params", params, (dim,)),
             loss_hessian=J,
             hessian=J + symmetric(prior) / n,
             score_cov=V,
             mean_score=g.mean(axis=0),
             # tr(J⁻¹V)/D: equals σ²/s² for a well-specified linear model with any covariates
             noise_ratio=float(np.trace(np.linalg.lstsq(J, V, rcond=None)[0]) / dim),
-            curvature=DenseCurvature(J_n, None if thirds is None else np.asarray(thirds, dtype=np.float64)),
+            curvature=DenseCurvature(J_n, third),
         )
 
 
+def _shaped(name: str, value: ArrayLike | None, shape: tuple[int, ...]) -> Array:
+    """Finite numbers of a shape; zeros when left out."""
+    array = np.zeros(shape) if value is None else finite_array(name, value)
+    if array.shape != shape:
+        raise InvalidInput(name, f"of shape {shape}", f"shape {array.shape}", "match the parameters of the scores")
+    return array
+
+
 def _checked_arrays(scores: ArrayLike, hessians: ArrayLike) -> tuple[Array, Array]:
-    g = np.asarray(scores, dtype=np.float64)
-    J_n = np.asarray(hessians, dtype=np.float64)
+    g, J_n = numeric_array("scores", scores), numeric_array("hessians", hessians)
     if g.ndim != 2 or not g.size:
         raise InvalidInput("scores", "of shape (N, D)", f"shape {g.shape}", "stack one score per row")
     if J_n.shape != (*g.shape, g.shape[1]):

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
-from equipoise.checks import is_number, probability, whole
+from equipoise.checks import checked_options, finite_array, flag, instance, is_number, probability, whole
 from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput, UnstableStep
 from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory import mixing
+from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.equation import balance
 from equipoise.theory.modes import Modes, step_matrix
+from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.proxy import Noise, proxy_noise
 from equipoise.theory.stability import decay_bound, largest_multiple, mean_radius2, spectral_radius
-
-if TYPE_CHECKING:
-    from equipoise.theory.dynamics import Dynamics
-    from equipoise.theory.moments import Bound, Moments
 
 __all__ = ["Stationary", "max_stable_step", "require_spread", "stationary"]
 
@@ -114,7 +111,7 @@ class Stationary:
         if direction is None:
             require_spread(self.cov)
             return float(eigh(self.long_run_cov, self.cov, eigvals_only=True)[-1])
-        v = np.asarray(direction, dtype=np.float64)
+        v = finite_array("direction", direction, "pass one number per parameter")
         if v.shape != (len(self.cov),) or not np.any(v):
             raise InvalidInput(
                 "direction",
@@ -143,7 +140,7 @@ class Stationary:
         The relative error of every second moment and the mean in standard deviations are then at most `tolerance`.
         """
         tolerance = probability("tolerance", tolerance)
-        e = np.asarray(start, dtype=np.float64)
+        e = finite_array("start", start, "pass the deviation from the minimiser")
         if e.shape != (len(self.cov),):
             raise InvalidInput(
                 "start",
@@ -160,6 +157,7 @@ class Stationary:
         sqrt(E‖Σ̂−Σ‖²_F) / ‖Σ‖_F for `draws` stored draws, one every `thin` steps, of a law this close to normal. With
         `standardised`, both in units of the predicted standard deviations, so that the parameters' units do not matter.
         """
+        flag("standardised", standardised)
         draws, thin = (whole(name, v, 1, "pass an int") for name, v in (("draws", draws), ("thin", thin)))
         scale = np.sqrt(np.diag(self.cov)) if standardised else np.ones(len(self.cov))
         basis = self.modes.basis / scale[:, None]
@@ -186,6 +184,7 @@ class Stationary:
         return decay_bound(self.modes, self._spread, self.modes.force(self.gradient_noise - self.score_noise))
 
 
+@checked_options
 @in_fixed_order
 def stationary(moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str = "dq-exact") -> Stationary:
     """The stationary law of a chain with a given step.
@@ -214,6 +213,7 @@ def stationary(moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str
     InvalidInput
         If the proxy puts a matrix for the noise that is no covariance: an indefinite Hessian.
     """
+    require_chain(moments, dynamics)
     Lam = step_matrix(step, moments.dim)
     noise = proxy_noise(moments, dynamics, proxy)
     modes = _modes(Lam, moments.hessian, dynamics, noise.discrete)
@@ -241,6 +241,12 @@ def law(
     return Stationary(cov, step, C, noise.constant, dynamics, proxy, moments)
 
 
+def require_chain(moments: object, dynamics: object) -> None:
+    """Refuse what are not moments and dynamics, in this order."""
+    instance("moments", moments, Moments, "make them with eq.moments")
+    instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
+
+
 def require_spread(cov: Array) -> None:
     """Refuse a singular stationary covariance: a chain without noise in some direction.
 
@@ -260,6 +266,7 @@ def require_spread(cov: Array) -> None:
         )
 
 
+@checked_options
 @in_fixed_order
 def max_stable_step(
     moments: Moments, dynamics: Dynamics, direction: ArrayLike | None = None, *, proxy: str = "dq-exact"
@@ -280,7 +287,8 @@ def max_stable_step(
     float
         Infinite for the continuous-time proxy, zero when the Hessian is not positive definite.
     """
-    Lam = step_matrix(1.0 if direction is None else direction, moments.dim)
+    require_chain(moments, dynamics)
+    Lam = step_matrix(1.0 if direction is None else direction, moments.dim, "direction")
     noise = proxy_noise(moments, dynamics, proxy)
     return largest_multiple(_modes(Lam, moments.hessian, dynamics, noise.discrete), noise)
 

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve
 
 from equipoise.arrays import Array
+from equipoise.checks import checked_options, instance, numeric_array, whole
 from equipoise.errors import FitFailed, InfeasibleTarget, InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.theory.moments import Moments
@@ -14,6 +15,7 @@ from equipoise.theory.moments import Moments
 __all__ = ["TARGETS", "bayesbag", "posterior", "sandwich", "target_matrix"]
 
 
+@checked_options
 def sandwich(moments: Moments) -> Array:
     """The robust covariance H⁻¹ V H⁻¹ / N: the sampling variance of the minimiser, whether or not the model is right."""
     factor = _hessian_factor(moments)
@@ -21,17 +23,19 @@ def sandwich(moments: Moments) -> Array:
     return symmetric(cho_solve(factor, half.T)) / moments.n
 
 
+@checked_options
 def posterior(moments: Moments) -> Array:
     """The Laplace approximation of the posterior, H⁻¹ / N."""
     return symmetric(cho_solve(_hessian_factor(moments), np.eye(moments.dim))) / moments.n
 
 
+@checked_options
 def bayesbag(moments: Moments, bag_size: int | None = None) -> Array:
     """The bagged posterior's covariance, (H⁻¹ + H⁻¹ V H⁻¹) / M for bags of M rows (all N by default)."""
-    size = moments.n if bag_size is None else bag_size
-    if size < 1:
-        raise InvalidInput("bag_size", "at least 1", bag_size, "use the number of rows, or leave it out")
-    return (posterior(moments) + sandwich(moments)) * (moments.n / size)
+    total = posterior(moments) + sandwich(moments)
+    if bag_size is None:
+        return total
+    return total * (moments.n / whole("bag_size", bag_size, 1, "use the number of rows, or leave it out", "None or "))
 
 
 TARGETS = {"sandwich": sandwich, "posterior": posterior, "bayesbag": bayesbag}
@@ -52,7 +56,7 @@ def target_matrix(target: str | ArrayLike, moments: Moments) -> Array:
             raise InvalidInput("target", f"one of {', '.join(TARGETS)} or a matrix", repr(target), "choose one of them")
         matrix = TARGETS[target](moments)
     else:
-        matrix = np.asarray(target, dtype=np.float64)
+        matrix = numeric_array("target", target, f"pass a matrix, or one of {', '.join(TARGETS)}")
     if matrix.shape != (moments.dim, moments.dim):
         raise InvalidInput(
             "target",
@@ -85,6 +89,7 @@ def _exceeds(matrix: Array, floor: float) -> bool:
 
 
 def _hessian_factor(moments: Moments) -> tuple[Array, bool]:
+    instance("moments", moments, Moments, "make them with eq.moments")
     try:
         return cho_factor(moments.hessian)
     except np.linalg.LinAlgError as error:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
-from equipoise.errors import FitFailed, InfeasibleTarget, InvalidInput
+from equipoise.checks import checked_options, instance, one_of
+from equipoise.errors import FitFailed, InfeasibleTarget
 from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.moments import Bound, Moments
@@ -56,6 +57,7 @@ class Tuning:
     internal: Array | None = None
 
     @classmethod
+    @checked_options
     def at(cls, moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str = "dq-exact") -> Tuning:
         """A given step instead of a tuned one: its target is its own predicted covariance.
 
@@ -100,6 +102,7 @@ class Tuning:
         return len(self.center)
 
 
+@checked_options
 @in_fixed_order
 def tune(
     moments: Moments,
@@ -146,13 +149,12 @@ def tune(
     >>> bool(np.allclose(t.predicted.cov, t.target))
     True
     """
+    instance("moments", moments, Moments, "make them with eq.moments")
+    instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
+    one_of("structure", structure, ("full", "diagonal", "scalar"), "use 'full' unless you compare")
     matrix = target_matrix(target, moments)
-    if structure in {"scalar", "diagonal"}:
-        return _structured(moments, matrix, dynamics, proxy, structure)
     if structure != "full":
-        raise InvalidInput(
-            "structure", "'full', 'diagonal' or 'scalar'", repr(structure), "use 'full' unless you compare"
-        )
+        return _structured(moments, matrix, dynamics, proxy, structure)
     noise = proxy_noise(moments, dynamics, proxy)
     C = noise.at(matrix)
     equation = StepEquation.of(matrix, moments.hessian, C, dynamics.momentum, dynamics.temperature, noise.discrete)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
-from equipoise.checks import finite_array
+from equipoise.checks import checked_fields, finite_array
 from equipoise.engines.jax.loop import Loss
 from equipoise.engines.jax.projection import Traced, Tree
 from equipoise.errors import InvalidInput
@@ -30,6 +30,7 @@ from equipoise.models.problem import Title
 __all__ = ["GeneralProblem", "Model"]
 
 
+@checked_fields
 @dataclass(frozen=True, eq=False)
 class Model:
     """A loss of your own.
@@ -90,7 +91,7 @@ class Model:
         problem.check()
         return problem
 
-    def mean_response(self, x: Array, offset: Array | None, params: Array) -> Array:
+    def mean_response(self, eta: Array) -> Array:
         """A loss of your own has none."""
         raise InvalidInput(
             "model",
@@ -137,6 +138,9 @@ class Model:
                 f"shapes {precision.shape}, {mean.shape}",
                 "match the flat parameters",
             )
+        if mean.any() and not precision.any() and self.regularizer is None:
+            remedy = "add prior_precision=..., or remove prior_mean="
+            raise InvalidInput("prior_mean", "given with a prior_precision", "no precision", remedy)
         if self.regularizer is not None and (precision.any() or mean.any()):
             raise InvalidInput("regularizer", "left out when a Gaussian prior is given", "both", "give one of the two")
         if precision.ndim == 2 and np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max():

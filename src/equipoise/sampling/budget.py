@@ -1,0 +1,69 @@
+"""What a run takes of this machine: memory for its draws and time for its steps, known before the first one."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+from equipoise.errors import EquipoiseWarning, InvalidInput
+
+__all__ = ["announce", "available_memory", "predicted_seconds", "require_possible"]
+
+_MOST_CHAINS = 10_000  # each has a state and a stream of its own; beyond this more draws per chain say more
+_MOST_SECONDS = 1000 * 3600.0  # six weeks
+_LONG = 600.0  # seconds from which a run is announced
+
+
+def predicted_seconds(chains: int, steps: int, batch: int, dim: int) -> float:
+    """Per step about 0.4 µs, and per row 10 ns plus 0.4 ns per column, on one core of a current machine."""
+    rounds = -(-chains // min(chains, os.cpu_count() or 1))
+    return float(rounds) * float(steps) * (4e-7 + batch * (1e-8 + 4e-10 * dim))
+
+
+def available_memory() -> float:
+    """Bytes that can be had without swapping; infinite where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * int(line.split()[1])
+    except (OSError, ValueError):
+        pass  # not Linux
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return float("inf")
+
+
+def require_possible(chains: int, draws: int, dim: int, seconds: float) -> None:
+    """Refuse a run that this machine cannot carry out.
+
+    Raises
+    ------
+    InvalidInput
+        If there are absurdly many chains, their draws do not fit into memory, or it would take more than six weeks.
+    """
+    if chains > _MOST_CHAINS:
+        raise InvalidInput(
+            "chains", f"at most {_MOST_CHAINS:,}", f"{chains:,}", "a few are enough: raise draws instead"
+        )
+    needed, free = 8.0 * chains * draws * dim, available_memory()
+    if needed > free:
+        raise InvalidInput(
+            "ess, draws", f"as many as fit into the {free / 1e9:.3g} GB of memory available",
+            f"{chains:,} x {float(draws):,.3g} draws of {dim} parameters: {needed / 1e9:,.3g} GB",
+            f"ask for {free / needed / 2:.2g} times as many, or store fewer of them with a larger thin",
+        )  # fmt: skip
+    if seconds > _MOST_SECONDS:
+        raise InvalidInput(
+            "ess, draws, thin, burn_in", f"a run of at most {_MOST_SECONDS / 3600:,.0f} hours",
+            f"about {seconds / 3600:,.3g} hours of sampling", "ask for fewer effective draws, or for fewer steps",
+        )  # fmt: skip
+
+
+def announce(seconds: float, resumable: bool) -> None:
+    """Warn, before the first step, of a run that is predicted to take more than ten minutes."""
+    if seconds > _LONG:
+        length = f"{seconds / 3600:.1f} hours" if seconds > 7200 else f"{seconds / 60:.0f} minutes"
+        advice = "" if resumable else "; give a checkpoint file to be able to stop and resume"
+        warnings.warn(f"sampling will take about {length}{advice}.", EquipoiseWarning, stacklevel=4)
