@@ -220,7 +220,9 @@ def test_tables_need_a_formula(make_data, tmp_path) -> None:
     for data in (frame, tmp_path / "data.csv", str(tmp_path / "data.csv")):
         with pytest.raises(eq.InvalidInput, match="formula: must be given for a table"):
             eq.calibrate(eq.glm("gaussian"), data)
-    with pytest.raises(eq.InvalidInput, match="weights, offset: must be column names that go with a formula"):
+    with pytest.raises(
+        eq.InvalidInput, match="weights, frequency, offset: must be column names that go with a formula"
+    ):
         eq.plan(eq.glm("poisson"), make_data("poisson"), weights="w")
 
 

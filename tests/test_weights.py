@@ -8,6 +8,7 @@ import pytest
 import statsmodels.api as sm
 
 import equipoise as eq
+from equipoise.engines.numba.whiten import _expanded
 from equipoise.theory.targets import target_matrix
 from tests.known import DIVERGENCES, misspecified
 
@@ -150,6 +151,31 @@ def test_robust_starts_trim_observations_and_not_rows() -> None:
     found, wanted = eq.fit(model, short), eq.fit(model, long)
     close(found.theta, wanted.theta)
     np.testing.assert_allclose(found.theta, [1.0, 2.0], atol=0.1)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_relaxations_keep_a_share_of_the_observations(family) -> None:
+    model, theta = eq.glm(family, divergence=eq.Beta(1.2)), np.array([0.21, -0.1, 0.33])
+    pairs = [eq.bind(model, data).search.relaxations() for data in counted(family, weighted=True, shifted=True)]
+    kept = []
+    for one, other in zip(*pairs, strict=True):
+        found, wanted = next(one(theta)), next(other(theta))
+        kept.append(found.source.n)
+        assert found.source.n == wanted.source.n
+        close(found.settled(theta).derivatives(theta, 1).value, wanted.settled(theta).derivatives(theta, 1).value)
+    assert len(set(kept)) == len(kept) > 2
+
+
+def test_whitened_rows_come_in_the_blocks_of_the_expanded_data(monkeypatch) -> None:
+    """A product's last bits may depend on where its block ends."""
+    monkeypatch.setattr("equipoise.linalg._BLOCK_ELEMENTS", 21)
+    short, long = counted("poisson", weighted=True, shifted=True)
+    found, wanted = list(_expanded(short)), list(long.blocks())
+    assert len(wanted) > 10
+    for one, other in zip(found, wanted, strict=True):
+        assert one.frequency is None
+        for field in ("x", "y", "weights", "offset"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
 
 
 def test_a_whole_run_is_that_of_the_expanded_data() -> None:
