@@ -194,6 +194,7 @@ def test_compiling_is_announced_and_not_timed(make_data, monkeypatch, capsys) ->
         time.sleep(waits.pop() if waits else 0.0)
         return quick(*args, **options)
 
+    monkeypatch.setenv("FORCE_COLOR", "1")  # nothing is shown where there is no terminal
     monkeypatch.setattr("equipoise.progress._PATIENCE", 0.2)
     monkeypatch.setattr(whiten, "advance", first_slow)
     cal = eq.calibrate(eq.glm("poisson"), make_data("poisson"), ess=50, threads=1)

@@ -139,7 +139,7 @@ def test_what_a_problem_cannot_do_is_an_input_error() -> None:
     with pytest.raises(eq.InvalidInput, match=r"model: must be one from eq\.glm"):
         own.problem.bound_constants(own.theta, None)
     with pytest.raises(eq.InvalidInput, match=r"model: must be one from eq\.glm"):
-        own.problem.model.mean_response(np.eye(3), None, np.eye(3))
+        own.problem.model.mean_response(np.eye(3))
     beta = PROBLEMS["beta"]
     with pytest.raises(eq.InvalidInput, match="not known for robust losses"):
         beta.problem.bound_constants(beta.theta, None)
