@@ -45,8 +45,10 @@ def error_of_a_long_run(cal: eq.Calibration, data, seed: int) -> tuple[float, fl
 @pytest.mark.parametrize(("family", "B"), [("poisson", 18), ("bernoulli", 18)])
 def test_small_samples_reach_the_target(family, B):
     data, model = small(family), eq.glm(family)
-    cal = eq.calibrate(model, data, batch_size=B, refine=True, progress=False)
+    cal = eq.calibrate(model, data, batch_size=B, refine=True, ess=400_000, progress=False)
     found = cal.refinement
+    # all pilots together cost no more than the run they serve
+    assert sum(pilot.rows for pilot in found.pilots) <= cal.plan.rows
     assert found.before > 3 * found.pilots[0].floor  # the quadratic proxy misses
     assert found.after < 0.5 * found.before
     # judged on other streams than the pilots': a correction also carries its pilot's own error, about one floor
@@ -57,7 +59,7 @@ def test_small_samples_reach_the_target(family, B):
 
 
 def test_guarded_counts_reach_the_target():
-    cal = eq.calibrate(eq.glm("poisson"), counts(), batch_size=60, refine=True, progress=False)
+    cal = eq.calibrate(eq.glm("poisson"), counts(), batch_size=60, refine=True, ess=150_000, progress=False)
     assert cal.refinement.before > 0.03
     assert cal.refinement.pilots[-1].settled
     assert cal.tuning.internal is not None
@@ -94,8 +96,8 @@ def test_works_on_the_general_engine():
         return jnp.logaddexp(0.0, eta) - row["y"] * eta
 
     model = eq.Model(loss, init={"w": np.zeros(4)})
-    cal = eq.calibrate(model, {"x": x, "y": y}, batch_size=18, refine=True, ess=200, progress=False)
-    glm = eq.calibrate(eq.glm("bernoulli"), (x, y), batch_size=18, refine=True, ess=200, progress=False)
+    cal = eq.calibrate(model, {"x": x, "y": y}, batch_size=18, refine=True, ess=60_000, progress=False)
+    glm = eq.calibrate(eq.glm("bernoulli"), (x, y), batch_size=18, refine=True, ess=60_000, progress=False)
     assert cal.refinement.after < 0.5 * cal.refinement.before
     # same streams, same arithmetic up to rounding: the two engines find the same correction
     np.testing.assert_allclose(cal.tuning.internal, glm.tuning.internal, rtol=1e-6)
@@ -108,8 +110,35 @@ def test_corrections_stay_positive_definite():
 
 
 def test_refined_runs_are_saved_whole(tmp_path):
-    cal = eq.calibrate(eq.glm("bernoulli"), small("bernoulli"), batch_size=18, refine=True, progress=False)
+    cal = eq.calibrate(eq.glm("bernoulli"), small("bernoulli"), batch_size=18, refine=True, ess=60_000, progress=False)
     loaded = eq.load(cal.save(tmp_path / "run.eqz"))
     assert loaded.refinement == cal.refinement
     np.testing.assert_array_equal(loaded.tuning.internal, cal.tuning.internal)
     assert str(loaded.summary()) == str(cal.summary())
+
+
+def test_a_short_run_is_not_served_by_long_pilots():
+    cal = eq.calibrate(
+        eq.glm("poisson"), small("poisson"), batch_size=18, refine=True, ess=20, chains=2, progress=False
+    )
+    assert sum(pilot.rows for pilot in cal.refinement.pilots) <= cal.plan.rows
+    assert cal.refinement.words in str(cal.summary())
+
+
+def test_a_restricted_step_is_not_refined():
+    with pytest.raises(eq.InvalidInput, match="refine: must be left out for a scalar or diagonal step"):
+        eq.calibrate(eq.glm("poisson"), small("poisson"), structure="scalar", refine=True, progress=False)
+
+
+def test_a_correction_that_no_step_reaches_ends_the_search(monkeypatch):
+    """Next to the edge of what a temperature allows, no error speaks of an internal target the user never set."""
+
+    def refuse(*args, **kwargs):
+        raise eq.InfeasibleTarget("inverse_temperature: must be above 123 for this target")
+
+    monkeypatch.setattr("equipoise.sampling.refinement.tune", refuse)
+    cal = eq.calibrate(eq.glm("bernoulli"), small("bernoulli"), batch_size=18, refine=True, ess=60_000, progress=False)
+    assert len(cal.refinement.pilots) == 1
+    assert not cal.refinement.pilots[0].settled
+    assert "out of reach at this temperature" in cal.refinement.words
+    assert cal.tuning.internal is None

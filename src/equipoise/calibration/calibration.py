@@ -289,6 +289,13 @@ def calibrate(
     else:
         require_feasible(budget)
         announce(budget.seconds, running.checkpoint is not None)
+        if refine and moves.structure != "full":
+            raise InvalidInput(
+                "refine",
+                "left out for a scalar or diagonal step, which cannot reach the target",
+                refine,
+                "use structure='full'",
+            )
         if refine:
             tuning, found = refine_tuning(
                 planned, budget.moments, budget.tuning, seed=seed, rows=budget.rows, guard=running.guard,

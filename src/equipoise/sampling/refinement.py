@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.errors import InfeasibleTarget
 from equipoise.linalg import symmetric
 from equipoise.models.problem import Problem
-from equipoise.sampling.run import resolve_thin, sample
+from equipoise.sampling.run import resolve_burn_in, resolve_thin, sample
 from equipoise.theory.moments import Moments
 from equipoise.theory.tuning import Tuning, tune
 
@@ -19,7 +20,8 @@ __all__ = ["Pilot", "Refinement", "refine"]
 _ROUNDS = 4
 _FLOOR = 0.004  # Monte Carlo error wanted of a pilot's covariance
 _FLOORS = 2.0  # and how many of them count as a difference
-_MOST_ROWS = 3e8  # rows a pilot may touch, unless the run itself touches more
+_CHAINS = 2  # of a pilot
+_FEWEST = 50  # draws of a pilot's chain: fewer say nothing
 _LEAST = 0.1  # share of the internal target that one correction must leave in every direction
 
 
@@ -88,7 +90,7 @@ def refine(
     seed
         Of the run; pilots use streams of their own.
     rows
-        Rows the run itself will touch: a pilot may touch as many, or a fixed number if that is more.
+        Rows the run itself will touch: all pilots together touch no more.
     guard, progress
         As for `eq.sample`.
 
@@ -100,41 +102,62 @@ def refine(
     """
     if problem.quadratic:
         return tuning, Refinement((), "nothing to refine: for squared loss the prediction is exact")
-    target, current = tuning.target, tuning
     tried: list[tuple[Pilot, Tuning]] = []
+    current, stopped = tuning, ""
     for index in range(_ROUNDS):
-        pilot, observed = _pilot(problem, current, seed, index, rows, guard, progress)
+        draws = _affordable(current, rows / _ROUNDS)
+        if draws < _FEWEST:
+            stopped = "the run is too short for pilots of its own cost: ask for more effective draws"
+            break
+        pilot, observed = _pilot(problem, current, draws, seed, index, guard, progress)
         tried.append((pilot, current))
         if pilot.settled or index == _ROUNDS - 1:
             break
-        internal = _corrected(target if current.internal is None else current.internal, target - observed)
-        tuned = tune(moments, internal, tuning.dynamics, tuning.proxy)
-        current = replace(tuned, target=target, internal=internal)
+        try:
+            current = _next(moments, current, observed)
+        except InfeasibleTarget:
+            stopped = "a further correction is out of reach at this temperature"
+            break
+    if not tried:
+        return tuning, Refinement((), f"not tried: {stopped}")
     best, chosen = min(tried, key=lambda entry: entry[0].error)
     pilots = tuple(pilot for pilot, _ in tried)
-    return chosen, Refinement(pilots, _words(pilots, best))
+    return chosen, Refinement(pilots, _words(pilots, best, stopped))
+
+
+def _next(moments: Moments, current: Tuning, observed: Array) -> Tuning:
+    """The tuning to the corrected internal target; what it is for stays what it was."""
+    target = current.target
+    internal = _corrected(target if current.internal is None else current.internal, target - observed)
+    tuned = tune(moments, internal, current.dynamics, current.proxy)
+    return replace(tuned, target=target, internal=internal)
+
+
+def _affordable(tuning: Tuning, rows: float) -> int:
+    """Draws of each of a pilot's chains: enough for the error wanted of it, within so many rows, burn-in included."""
+    thin = resolve_thin("auto", tuning)
+    wanted = (tuning.predicted.covariance_floor(1, thin, standardised=True) / _FLOOR) ** 2 / _CHAINS
+    steps = rows / (_CHAINS * tuning.dynamics.batch_size) - resolve_burn_in("auto", tuning)
+    return int(min(wanted, steps / thin))
 
 
 def _pilot(
     problem: Problem,
     tuning: Tuning,
+    draws: int,
     seed: int,
     index: int,
-    rows: float,
     guard: float | str | None,
     progress: bool,
 ) -> tuple[Pilot, Array]:
-    thin, law, target, chains = resolve_thin("auto", tuning), tuning.predicted, tuning.target, 2
-    wanted = (law.covariance_floor(1, thin, standardised=True) / _FLOOR) ** 2
-    affordable = max(rows, _MOST_ROWS) / (thin * tuning.dynamics.batch_size)
-    draws = max(100, int(min(wanted, affordable) / chains))
+    thin, law, target = resolve_thin("auto", tuning), tuning.predicted, tuning.target
     stream = int(np.random.SeedSequence([seed, 1 + index]).generate_state(1)[0])
-    run = sample(problem, tuning, draws=draws, chains=chains, seed=stream, thin=thin, guard=guard, progress=progress)
+    run = sample(problem, tuning, draws=draws, chains=_CHAINS, seed=stream, thin=thin, guard=guard, progress=progress)
     observed = np.atleast_2d(np.cov(run.flat(), rowvar=False))
     scale = np.sqrt(np.diag(target))
     unit = np.outer(scale, scale)
     error = float(np.linalg.norm((observed - target) / unit) / np.linalg.norm(target / unit))
-    floor = law.covariance_floor(chains * draws, thin, standardised=True)
+    floor = law.covariance_floor(_CHAINS * draws, thin, standardised=True)
     return Pilot(error, floor, run.statistics["rows"]), observed
 
 
@@ -147,10 +170,14 @@ def _corrected(internal: Array, change: Array) -> Array:
     return symmetric(internal + length * change)
 
 
-def _words(pilots: tuple[Pilot, ...], best: Pilot) -> str:
+def _words(pilots: tuple[Pilot, ...], best: Pilot, stopped: str) -> str:
     first = pilots[0]
     cost = f"{len(pilots)} pilot run(s) of {sum(p.rows for p in pilots):,.0f} rows in all"
     if first.settled:
-        return f"not needed: a pilot's covariance is within {first.error:.1%} of the target (floor {first.floor:.1%}; {cost})"
+        return (
+            f"not needed: a pilot's covariance is within {first.error:.1%} of the target, and it would see errors above "
+            f"{_FLOORS * first.floor:.1%} ({cost}; more effective draws pay for longer pilots)"
+        )
     fell = f"the covariance's error fell from {first.error:.1%} to {best.error:.1%}"
-    return f"{fell} (Monte Carlo floor {best.floor:.1%}; {cost})"
+    more = f"; {stopped}" if stopped else ""
+    return f"{fell} (Monte Carlo floor {best.floor:.1%}; {cost}{more})"
