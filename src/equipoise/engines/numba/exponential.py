@@ -14,12 +14,12 @@ Cody and Waite, Software Manual for the Elementary Functions (1980).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 
-from equipoise.engines.numba.vector import operation
+from equipoise.engines.numba.vector import Context, Signature, Typed, Values, operation
 from equipoise.engines.random import jit
 
 __all__ = ["exponential"]
@@ -40,15 +40,10 @@ def _compiled(function: Callable[[float], float]) -> Callable[[float], float]:
 
 
 @operation
-def _power_of_two(typing: object, rounded: object) -> tuple[object, Callable[..., ir.Value]]:  # noqa: ARG001
+def _power_of_two(typing: object, rounded: object) -> Typed:  # noqa: ARG001
     """2^n from n + `_ROUND`: the low bits are moved to the exponent's place and its bias is added."""
 
-    def generate(
-        context: object,  # noqa: ARG001
-        builder: ir.IRBuilder,
-        signature: object,  # noqa: ARG001
-        arguments: Sequence[ir.Value],
-    ) -> ir.Value:
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:  # noqa: ARG001
         word = ir.IntType(64)
         bits = builder.bitcast(arguments[0], word)
         exponent = builder.add(builder.shl(bits, ir.Constant(word, 52)), ir.Constant(word, 1023 << 52))

@@ -7,8 +7,9 @@ bit, whether the width of a row was known to the compiler or not, and however ro
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Protocol, cast
 
 import numba
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -17,6 +18,10 @@ from numba.extending import intrinsic, models, register_model
 
 __all__ = [
     "LANES",
+    "Context",
+    "Signature",
+    "Typed",
+    "Values",
     "Vector",
     "add",
     "entry",
@@ -34,7 +39,11 @@ __all__ = [
     "zeros",
 ]
 
-types = cast(Any, numba.types)  # partly typed, so that a strict checker objects to every call
+# Numba says that it is typed, and is not: any module, any class to derive from.
+types: ModuleType = numba.types
+_Type: Any = numba.types.Type
+_Model: Any = models.PrimitiveModel
+_declare: Callable[[ir.Module, ir.FunctionType, str], ir.Function] = cgutils.get_or_insert_function
 
 # One 256-bit register; a processor with wider ones loses little, since a step waits for memory.
 LANES = 4
@@ -47,7 +56,7 @@ class Vector:
     """Four float64 as annotations know them: there are none outside of compiled code."""
 
 
-class _Vector(cast(Any, numba.types.Type)):  # type: ignore[misc]
+class _Vector(_Type):  # type: ignore[misc]
     """The Numba type of four float64."""
 
     def __init__(self) -> None:
@@ -59,51 +68,99 @@ _FOUR = types.UniTuple(_TYPE, 4)
 
 
 @register_model(_Vector)
-class _VectorModel(cast(Any, models.PrimitiveModel)):  # type: ignore[misc]
+class _VectorModel(_Model):  # type: ignore[misc]
     """Held as one LLVM vector."""
 
-    def __init__(self, manager: Any, numba_type: Any) -> None:
+    def __init__(self, manager: object, numba_type: object) -> None:
         super().__init__(manager, numba_type, _VECTOR)
 
 
-def operation(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a typing function an operation that compiled code may call, without its first argument."""
+class Kind(Protocol):
+    """What is used of Numba's types: calling the type of a result with those of the arguments gives a signature."""
+
+    dtype: Kind
+    bitwidth: int
+
+    def __call__(self, *arguments: object) -> object: ...
+
+
+class Signature(Protocol):
+    """The types a call was compiled for."""
+
+    return_type: Kind
+    args: tuple[Kind, ...]
+
+
+class Context(Protocol):
+    """What is used of Numba's target context."""
+
+    def make_array(self, kind: Kind) -> Callable[..., ir.Value]:
+        """What takes an array of that type apart."""
+        ...
+
+    def make_tuple(self, builder: ir.IRBuilder, kind: Kind, values: Sequence[ir.Value]) -> ir.Value:
+        """The values as a tuple."""
+        ...
+
+    def get_data_type(self, kind: Kind) -> ir.Type:
+        """How the type lies in memory."""
+        ...
+
+    def get_dummy_value(self) -> ir.Value:
+        """What an operation without a result returns."""
+        ...
+
+
+Values = Sequence[ir.Value]
+# A signature, and what generates the code of a call.
+Typed = tuple[object, Callable[[Context, ir.IRBuilder, Signature, Values], ir.Value]]
+
+
+def operation(function: Callable[..., Typed]) -> Callable[..., Any]:
+    """Make a typing function an operation that compiled code may call, without its first argument.
+
+    What it returns exists in compiled code alone, where no checker looks.
+    """
     return cast(Callable[..., Any], intrinsic(function))
 
 
-def _address(context: Any, builder: Any, array_type: Any, array: Any, offset: Any, pointer: Any) -> Any:
+def _address(
+    context: Context, builder: ir.IRBuilder, array_type: Kind, array: ir.Value, offset: ir.Value, pointer: ir.Type
+) -> ir.Value:
     """The place `offset` bytes into an array, as a pointer of the given type."""
     data = builder.bitcast(context.make_array(array_type)(context, builder, array).data, _BYTE.as_pointer())
     return builder.bitcast(builder.gep(data, [offset]), pointer.as_pointer())
 
 
-def _row_offset(context: Any, builder: Any, array_type: Any, array: Any, row: Any, column: Any) -> Any:
+def _row_offset(
+    context: Context, builder: ir.IRBuilder, array_type: Kind, array: ir.Value, row: ir.Value, column: ir.Value
+) -> ir.Value:
     """Bytes from the start of a matrix with contiguous rows, of any stride, to an entry."""
     stride = builder.extract_value(context.make_array(array_type)(context, builder, array).strides, 0)
     size = ir.Constant(_INT64, array_type.dtype.bitwidth // 8)
     return builder.add(builder.mul(row, stride), builder.mul(column, size))
 
 
-def _shuffle(builder: Any, one: Any, other: Any, lanes: tuple[int, ...]) -> Any:
+def _shuffle(builder: ir.IRBuilder, one: ir.Value, other: ir.Value, lanes: tuple[int, ...]) -> ir.Value:
     """Lanes of one (0–3) and the other (4–7)."""
     return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(_INT32, 4), list(lanes)))
 
 
 @operation
-def zeros(typing: Any) -> Any:  # noqa: ARG001
+def zeros(typing: object) -> Typed:  # noqa: ARG001
     """Four zeros."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:  # noqa: ARG001
         return ir.Constant(_VECTOR, [0.0] * LANES)
 
     return _TYPE(), generate
 
 
 @operation
-def spread(typing: Any, value: Any) -> Any:  # noqa: ARG001
+def spread(typing: object, value: Kind) -> Typed:  # noqa: ARG001
     """One float64, four times."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:  # noqa: ARG001
         first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), arguments[0], ir.Constant(_INT32, 0))
         return _shuffle(builder, first, first, (0, 0, 0, 0))
 
@@ -111,10 +168,10 @@ def spread(typing: Any, value: Any) -> Any:  # noqa: ARG001
 
 
 @operation
-def entry(typing: Any, array: Any, at: Any) -> Any:  # noqa: ARG001
+def entry(typing: object, array: Kind, at: Kind) -> Typed:  # noqa: ARG001
     """`array[at]` of a contiguous array for at ≥ 0: without Numba's detour for places counted from the end."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         held = context.get_data_type(signature.return_type)
         offset = builder.mul(arguments[1], ir.Constant(_INT64, signature.return_type.bitwidth // 8))
         return builder.load(_address(context, builder, signature.args[0], arguments[0], offset, held), align=8)
@@ -123,10 +180,10 @@ def entry(typing: Any, array: Any, at: Any) -> Any:  # noqa: ARG001
 
 
 @operation
-def load(typing: Any, array: Any, at: Any) -> Any:  # noqa: ARG001
+def load(typing: object, array: Kind, at: Kind) -> Typed:  # noqa: ARG001
     """`array[at:at + 4]` of a contiguous float64 array."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         offset = builder.mul(arguments[1], ir.Constant(_INT64, 8))
         place = _address(context, builder, signature.args[0], arguments[0], offset, _VECTOR)
         return builder.load(place, align=8)
@@ -135,12 +192,12 @@ def load(typing: Any, array: Any, at: Any) -> Any:  # noqa: ARG001
 
 
 @operation
-def load_row(typing: Any, matrix: Any, row: Any, column: Any) -> Any:  # noqa: ARG001
+def load_row(typing: object, matrix: Kind, row: Kind, column: Kind) -> Typed:  # noqa: ARG001
     """`matrix[row, column:column + 4]`, rows contiguous, float64 or float32."""
     wide = matrix.dtype == types.float64
     held = _VECTOR if wide else ir.VectorType(ir.FloatType(), LANES)
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         offset = _row_offset(context, builder, signature.args[0], *arguments)
         place = _address(context, builder, signature.args[0], arguments[0], offset, held)
         value = builder.load(place, align=4)
@@ -150,10 +207,10 @@ def load_row(typing: Any, matrix: Any, row: Any, column: Any) -> Any:  # noqa: A
 
 
 @operation
-def store(typing: Any, array: Any, at: Any, vector: Any) -> Any:  # noqa: ARG001
+def store(typing: object, array: Kind, at: Kind, vector: Kind) -> Typed:  # noqa: ARG001
     """Set `array[at:at + 4]` of a contiguous float64 array."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         offset = builder.mul(arguments[1], ir.Constant(_INT64, 8))
         place = _address(context, builder, signature.args[0], arguments[0], offset, _VECTOR)
         builder.store(arguments[2], place, align=8)
@@ -163,10 +220,10 @@ def store(typing: Any, array: Any, at: Any, vector: Any) -> Any:  # noqa: ARG001
 
 
 @operation
-def store_row(typing: Any, matrix: Any, row: Any, column: Any, vector: Any) -> Any:  # noqa: ARG001
+def store_row(typing: object, matrix: Kind, row: Kind, column: Kind, vector: Kind) -> Typed:  # noqa: ARG001
     """Set `matrix[row, column:column + 4]`, rows contiguous, float64."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         offset = _row_offset(context, builder, signature.args[0], *arguments[:3])
         place = _address(context, builder, signature.args[0], arguments[0], offset, _VECTOR)
         builder.store(arguments[3], place, align=8)
@@ -176,29 +233,29 @@ def store_row(typing: Any, matrix: Any, row: Any, column: Any, vector: Any) -> A
 
 
 @operation
-def add(typing: Any, one: Any, other: Any) -> Any:  # noqa: ARG001
+def add(typing: object, one: Kind, other: Kind) -> Typed:  # noqa: ARG001
     """The sum, lane by lane."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:  # noqa: ARG001
         return builder.fadd(*arguments)
 
     return _TYPE(_TYPE, _TYPE), generate
 
 
 @operation
-def fma(typing: Any, one: Any, other: Any, term: Any) -> Any:  # noqa: ARG001
+def fma(typing: object, one: Kind, other: Kind, term: Kind) -> Typed:  # noqa: ARG001
     """one · other + term, rounded once, lane by lane."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:  # noqa: ARG001
         kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
         # fmuladd, not fma: a processor without the instruction multiplies and adds instead of calling a library
-        multiply_add = cast(Any, cgutils).get_or_insert_function(builder.module, kind, "llvm.fmuladd.v4f64")
+        multiply_add = _declare(builder.module, kind, "llvm.fmuladd.v4f64")
         return builder.call(multiply_add, arguments)
 
     return _TYPE(_TYPE, _TYPE, _TYPE), generate
 
 
-def _four_sums(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+def _four_sums(builder: ir.IRBuilder, a: ir.Value, b: ir.Value, c: ir.Value, d: ir.Value) -> ir.Value:
     """(a0 + a1) + (a2 + a3), and the same of b, c, d, in the lanes of one vector."""
     ab = builder.fadd(_shuffle(builder, a, b, (0, 4, 2, 6)), _shuffle(builder, a, b, (1, 5, 3, 7)))
     cd = builder.fadd(_shuffle(builder, c, d, (0, 4, 2, 6)), _shuffle(builder, c, d, (1, 5, 3, 7)))
@@ -206,30 +263,31 @@ def _four_sums(builder: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
 
 
 @operation
-def sums4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG001
+def sums4(typing: object, a: Kind, b: Kind, c: Kind, d: Kind) -> Typed:  # noqa: ARG001
     """The sums of four vectors' lanes, as a vector."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:  # noqa: ARG001
         return _four_sums(builder, *arguments)
 
     return _TYPE(_TYPE, _TYPE, _TYPE, _TYPE), generate
 
 
 @operation
-def sum1(typing: Any, vector: Any) -> Any:  # noqa: ARG001
+def sum1(typing: object, vector: Kind) -> Typed:  # noqa: ARG001
     """The sum of the lanes, in the order of `sums4`."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:  # noqa: ARG001
-        return builder.extract_element(_four_sums(builder, *4 * arguments), ir.Constant(_INT32, 0))
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:  # noqa: ARG001
+        four = _four_sums(builder, *arguments, *arguments, *arguments, *arguments)
+        return builder.extract_element(four, ir.Constant(_INT32, 0))
 
     return types.float64(_TYPE), generate
 
 
 @operation
-def transpose4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG001
+def transpose4(typing: object, a: Kind, b: Kind, c: Kind, d: Kind) -> Typed:  # noqa: ARG001
     """The four columns of the matrix whose rows are a, b, c, d."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         one, two, three, four = arguments
         pairs = (0, 4, 2, 6), (1, 5, 3, 7)
         (low, high), (left, right) = (
@@ -247,10 +305,10 @@ def transpose4(typing: Any, a: Any, b: Any, c: Any, d: Any) -> Any:  # noqa: ARG
 
 
 @operation
-def fetch(typing: Any, matrix: Any, row: Any, offset: Any) -> Any:  # noqa: ARG001
+def fetch(typing: object, matrix: Kind, row: Kind, offset: Kind) -> Typed:  # noqa: ARG001
     """Ask for the cache line `offset` bytes into a row; the values are not waited for, nor changed."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Context, builder: ir.IRBuilder, signature: Signature, arguments: Values) -> ir.Value:
         array, at, byte = arguments
         start = _row_offset(context, builder, signature.args[0], array, at, ir.Constant(_INT64, 0))
         place = _address(context, builder, signature.args[0], array, builder.add(start, byte), _BYTE)
