@@ -89,7 +89,9 @@ def test_a_calibrated_run_passes_every_check(good) -> None:
     assert found.check("shape") is found.checks[5]
     with pytest.raises(eq.InvalidInput, match="did you mean covariance"):
         found.check("covarance")
-    assert found.verdict.startswith("Covariance and mean are those of N(estimate, target) within Monte Carlo error.")
+    assert found.verdict.startswith(
+        "Covariance and mean of the draws are those of N(estimate, target) within Monte Carlo error."
+    )
     assert found.flags == ((), (), ())
     np.testing.assert_allclose(found.cov, np.cov(chains.flat(), rowvar=False))
     np.testing.assert_allclose(found.predicted_ess, 40_000 / (tuning.predicted.iacts() / 2))

@@ -100,14 +100,14 @@ def verdict(c: Comparison, checks: tuple[Check, ...]) -> str:
     if off:
         known = f"The draws are not those of N(estimate, target): see {off}."
     elif any(check.status == "unknown" for check in about):
-        known = "Nothing is off as far as this run can tell."
+        known = "Nothing is off in covariance and mean as far as this run can tell."
     elif c.expected.posterior:
-        known = "Nothing is off."
+        known = "Covariance and mean of the draws are as predicted."
     else:
-        known = "Covariance and mean are those of N(estimate, target) within Monte Carlo error."
+        known = "Covariance and mean of the draws are those of N(estimate, target) within Monte Carlo error."
     if c.expected.posterior:
         return f"{known} With noise at the posterior's own temperature {_OWN}, shape included."
-    return f"{known} Their shape is the chain's own: for quantiles take estimate ± z·se."
+    return f"{known} The shape is the chain's own: for quantiles take estimate ± z·se."
 
 
 def _covariance(c: Comparison) -> Check:
