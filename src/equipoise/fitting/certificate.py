@@ -122,9 +122,9 @@ def require_rise(problem: Problem, theta: Array, axes: Array, drop: float) -> No
                 )
 
 
-def require_bounded(problem: Problem, theta: Array, direction: Array) -> None:
-    """Raise `FitFailed` when the loss never rises along where Newton is going, or where it has come from."""
-    failure = problem.search.explain(theta, direction)
+def require_bounded(problem: Problem, *candidates: Array) -> None:
+    """Raise `FitFailed` when the loss never rises along one of the directions, or one close to it."""
+    failure = problem.search.explain(candidates)
     if failure is not None:
         raise failure
 

@@ -171,15 +171,10 @@ class LinearSearch:
             return in_unit(problem, float(unit or 1.0))
         return in_unit(problem, self._mean()) if parameter == "shape" else None
 
-    def explain(self, theta: Array, direction: Array) -> FitFailed | None:
-        """Separated data, where they are."""
-        if not self.convex:
-            return None  # a bounded loss levels off everywhere: that proves nothing
-        for candidate in (direction, theta):
-            found = recession(self.problem, candidate)
-            if found is not None:
-                return separated(self.problem, found)
-        return None
+    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+        """Separated data, where they are; a bounded loss levels off everywhere, and that proves nothing."""
+        found = recession(self.problem, candidates) if self.convex else None
+        return None if found is None else separated(self.problem, found)
 
     def _mean(self) -> float:
         """The mean response."""

@@ -156,8 +156,8 @@ class Search(Protocol):
         """The problem in the data's own unit; None when the loss has no unit."""
         ...
 
-    def explain(self, theta: Array, direction: Array) -> FitFailed | None:
-        """What to say when the loss never rises along `direction`, or towards θ, and has no minimiser; else None."""
+    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+        """What to say when the loss never rises along a direction close to a candidate: it has no minimiser."""
         ...
 
 
