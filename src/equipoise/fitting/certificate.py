@@ -129,10 +129,10 @@ def require_bounded(problem: Problem, *candidates: Array) -> None:
         raise failure
 
 
-def require_residuals(problem: Problem, yard: Yardstick) -> None:
-    """Raise `FitFailed` when all that a scale could be estimated from is rounding."""
-    if yard.spread <= 10.0 * yard.rounding:
+def require_residuals(problem: Problem, residuals: bool) -> None:
+    """Raise `FitFailed` when nothing is left that a scale could be estimated from."""
+    if not residuals:
         raise FitFailed(
-            f"the columns fit the response {problem.source.response} exactly: the residuals are rounding errors, and no scale "
+            f"the columns fit the response {problem.source.response} exactly: the residuals shrink to nothing, and no scale "
             "can be estimated from them. To fix: pass scale=, or leave out the columns that define the response."
         )

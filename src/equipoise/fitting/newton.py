@@ -95,6 +95,8 @@ def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: R
         here = problem.derivatives(start, 2 if rough is None else 1)
         newton = _newton_map(problem, here.hessian) if rough is None else _newton_map(problem, rough.hessian, own=False)
         place = _placed(problem, start, here, newton, np.inf, None if rough is None else rough.yardstick)
+        if rough is not None and place.norm > np.sqrt(problem.n) * rough.yardstick.spread:
+            raise FitFailed("the sample's minimiser is no better than any other start. To fix: start elsewhere.")
         for iteration in range(max_iterations + 1):
             if iteration >= _SUSPECT or place.done:
                 require_bounded(problem, place.direction, place.theta, place.map.soft, -place.map.soft)
@@ -113,10 +115,11 @@ def _placed(
     problem: Problem, theta: Array, here: Derivatives, newton: _Map, last: float, yard: Yardstick | None
 ) -> _Place:
     """A point with its Newton step; what distances are compared with is looked up where the minimiser may be close."""
+    if not np.isfinite(here.gradient).all():
+        raise _infinite()
     direction = newton.step(here.gradient)
     norm = float(np.sqrt(max(0.0, -float(here.gradient @ direction)) * problem.n))
-    settled = yard is not None and norm <= yard.spread
-    if not settled and (norm < 1.0 or norm > _STALLED * last):
+    if yard is None and (norm < 1.0 or norm > _STALLED * last):
         yard = problem.search.yardstick(theta)
     return _Place(theta, here, newton, direction, norm, last, yard, problem.n)
 
@@ -132,7 +135,9 @@ def _next(problem: Problem, place: _Place, keep: bool) -> _Place | None:
         theta, here = found or (place.theta, problem.derivatives(place.theta, 2))
         try:
             newton = _newton_map(problem, here.hessian) if here.hessian.size else place.map._replace(fresh=False)
-            following = _placed(problem, theta, here, newton, place.norm, place.yard)
+            # far from the minimiser, the rows' scores spread as much as they are wrong
+            known = place.yard if keep or place.near else None
+            following = _placed(problem, theta, here, newton, place.norm, known)
             if following.norm <= _ASTRAY * max(1.0, place.norm):
                 return following
         except FitFailed as singular:
@@ -154,44 +159,64 @@ class _Unit(NamedTuple):
     axes: Array
 
 
-def _unit(problem: Problem, H: Array) -> _Unit:
-    """A positive definite matrix in its own units; raises when columns are collinear."""
+def _unit(H: Array) -> _Unit:
+    """A positive semi-definite matrix in its own units."""
     diagonal = np.diag(H)
     scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
     unit = H / scale / scale[:, None]
     if not np.isfinite(unit).all():
-        raise FitFailed(
-            "the loss is not finite near its start: predictors overflow. To fix: rescale the columns of X to unit size."
-        )
+        raise _infinite()
     values, axes = np.linalg.eigh(unit)
-    if values[0] <= _SINGULAR:
-        raise _singular(problem, diagonal, scale, axes[:, 0])
     return _Unit(unit, scale, values, axes)
 
 
 def whitening(problem: Problem, metric: Array) -> Array:
     """T with TᵀMT = I; raises when columns are collinear."""
-    unit = _unit(problem, metric)
+    unit = _unit(metric)
+    if unit.values[0] <= _SINGULAR:
+        raise _collinear(problem, unit)
     return unit.axes / np.sqrt(unit.values) / unit.scale[:, None]
 
 
 def _newton_map(problem: Problem, H: Array, own: bool = True) -> _Map:
-    """The map of a Hessian."""
-    matrix, scale, values, axes = _unit(problem, H)
+    """The map of a Hessian; raises when it is singular."""
+    unit = _unit(H)
+    matrix, scale, values, axes = unit
+    if values[0] <= _SINGULAR:
+        metric = problem.search.metric()
+        level = unit if metric is None else _unit(metric)
+        raise _collinear(problem, level) if level.values[0] <= _SINGULAR else _level(axes[:, :1].T / scale)
     factor = cho_factor(matrix)
     condition = float(values[-1] / values[0])
     return _Map(lambda g: -cho_solve(factor, g / scale) / scale, axes[:, 0] / scale, condition, own, fresh=True)
 
 
-def _singular(problem: Problem, diagonal: Array, scale: Array, null: Array) -> FitFailed:
-    """What to say of a Hessian that is singular along `null`, in units of its diagonal."""
-    blame = np.where(diagonal > 0.0, 0.0, 1.0) if np.any(diagonal <= 0.0) else np.abs(null)
+def _infinite() -> FitFailed:
+    """What to say of a start whose loss overflows."""
+    return FitFailed(
+        "the loss is not finite near its start: predictors overflow. To fix: look for rows far from all others, or rescale "
+        "the columns of X to unit size."
+    )
+
+
+def _collinear(problem: Problem, unit: _Unit) -> FitFailed:
+    """What to say of columns that are not determined."""
+    diagonal = np.diag(unit.matrix)
+    blame = np.where(diagonal > 0.0, 0.0, 1.0) if np.any(diagonal <= 0.0) else np.abs(unit.axes[:, 0])
     columns = tuple(name for name, v in zip(problem.names, blame, strict=True) if v > 0.1 * blame.max())
     return FitFailed(
         f"the Hessian is singular: columns {', '.join(columns)} are collinear (or constant zero). To fix: drop one of "
         "them, subtract its mean from a column that hardly varies, or add a prior (prior_precision=...).",
         columns,
-        null[None, :] / scale,
+    )
+
+
+def _level(directions: Array) -> FitFailed:
+    """What to say of a loss that hardly bends where the columns do not explain it."""
+    return FitFailed(
+        "the loss hardly bends along some direction, though no columns are collinear: too few rows lie where it does. To "
+        "fix: pass a larger scale=, for a robust loss, or add a prior (prior_precision=...).",
+        directions=directions,
     )
 
 

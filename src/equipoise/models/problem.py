@@ -113,8 +113,8 @@ class Scaled(NamedTuple):
 class Relaxation(Protocol):
     """Convex problems to be solved one after the other, each from the minimum of the one before."""
 
-    def __call__(self, start: Array | None) -> Generator[Problem, Array, None]:
-        """Yield a problem, be sent its minimum, and so on; `start` is the minimum of the first relaxation."""
+    def __call__(self, start: Array) -> Generator[Problem, Array, None]:
+        """Yield a problem, be sent its minimum, and so on; `start` is the minimum of the first relaxation, or a start."""
         ...
 
 
