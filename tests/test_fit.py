@@ -334,3 +334,115 @@ def test_zero_column_is_named(family, make_data, make_model) -> None:
 def test_too_few_iterations_say_so(make_data) -> None:
     with pytest.raises(eq.FitFailed, match="did not converge"):
         eq.fit(eq.glm("poisson"), make_data("poisson"), max_iterations=1)
+
+
+@pytest.mark.parametrize(
+    ("family", "value", "end"),
+    [("poisson", 0.0, "−∞"), ("negative-binomial", 0.0, "−∞"), ("bernoulli", 0.0, "−∞"), ("bernoulli", 1.0, " ∞")],
+)
+def test_response_that_is_the_same_everywhere(family, value, end, covariates) -> None:
+    _, x = covariates
+    y = np.full(300, value)
+    error = failure(eq.glm(family), x, y, NAMES)
+    assert error.columns == ("one",)
+    assert f"y is {value:g} everywhere" in str(error)
+    assert f"one goes to {end.strip()}" in str(error)
+    # an intercept of the other sign, or none of its own
+    turned = "∞" if "−" in end else "−∞"
+    assert f"one goes to {turned}" in str(failure(eq.glm(family), x * [-2.0, 1.0, 1.0, 1.0], y, NAMES))
+    assert failure(eq.glm(family), np.exp(x[:, 1:]), y, NAMES[1:]).columns == ()
+    assert eq.fit(eq.glm(family, prior_precision=1.0), (x, y)).converged
+
+
+def test_zeros_alone_are_no_obstacle_without_an_intercept(covariates) -> None:
+    _, x = covariates
+    found = eq.fit(eq.glm("poisson"), (x[:, 1:], np.zeros(300))).params
+    np.testing.assert_allclose(found, newton("poisson", x[:, 1:], np.zeros(300)), atol=1e-10)
+
+
+def test_one_count_holds_a_group_of_zeros() -> None:
+    # found by fuzzing: the first step led to where the loss is level, and its next to nowhere
+    group = np.repeat([0.0, 1.0], [13, 12])
+    y = np.where(group == 1.0, 400.0, 0.0)
+    y[0] = 1.0
+    for unit in (1.0, 1e-8, 1e8):
+        found = eq.fit(eq.glm("negative-binomial"), (np.column_stack([np.ones(25), group * unit]), y)).params
+        np.testing.assert_allclose(found, [-np.log(13.0), np.log(5200.0) / unit], rtol=1e-9)
+
+
+def test_too_few_rows_say_so(covariates, make_model) -> None:
+    _, x = covariates
+    y = x @ [1.0, 2.0, -1.0, 0.5] + np.sin(np.arange(300.0))
+    for robust in (None, eq.Huber(), eq.StudentT()):
+        model = eq.glm("gaussian", divergence=robust)
+        assert "4 columns fit 4 rows exactly: no residual is left" in str(failure(model, x[:4], y[:4], NAMES))
+    assert eq.fit(eq.glm("gaussian", scale=1.0), (x[:4], y[:4])).converged
+    for family in FAMILIES:
+        error = failure(eq.glm(family), x[:3], np.array([0.5, 0.25, 0.75]), NAMES)
+        assert "fewer rows than columns, 3 and 4" in str(error)
+        assert eq.fit(make_model(family, prior_precision=1.0), (x[:3], np.array([0.5, 0.25, 0.75]))).converged
+    with pytest.raises(eq.FitFailed, match="shrink to nothing"):  # the less is left, the less the prior has to say
+        eq.fit(eq.glm("gaussian", prior_precision=0.01), (x[:3], y[:3]))
+    with pytest.raises(eq.FitFailed, match="fewer rows than columns, 2 and 4"):
+        eq.fit(eq.glm("gaussian"), (x, y), tuning_rows=2)
+
+
+def test_exact_fit_leaves_no_scale(covariates) -> None:
+    _, x = covariates
+    theta = np.array([1.0, 2.0, -1.0, 0.5])
+    for size in (1.0, 1e8):
+        assert "residuals shrink to nothing" in str(failure(eq.glm("gaussian"), x, size * (x @ theta), NAMES))
+        found = eq.fit(eq.glm("gaussian", scale=3.0), (x, size * (x @ theta)))
+        np.testing.assert_allclose(found.params, size * theta, rtol=1e-13)
+    noise = 1e-6 * np.sin(np.arange(300.0))
+    assert eq.fit(eq.glm("gaussian"), (x, x @ theta + noise)).constant == pytest.approx(1e-6 * np.sqrt(0.5), rel=0.05)
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200])
+def test_numbers_beyond_floating_point_are_named(size, covariates) -> None:
+    _, x = covariates
+    y = np.exp(x[:, 1])
+    for family in ("gaussian", "poisson", "gamma"):
+        error = failure(eq.glm(family), x * [1.0, 1.0, size, 1.0], y, NAMES)
+        assert error.columns == ("b",)
+        assert "too large or too small" in str(error)
+        assert failure(eq.glm(family), x * size, y, NAMES).columns == tuple(NAMES)
+    for robust in (None, eq.Huber(), eq.Beta(1.5)):
+        assert "choose another unit" in str(failure(eq.glm("gaussian", divergence=robust), x, y * size, NAMES))
+
+
+def test_overflow_on_threads_stays_quiet(monkeypatch) -> None:
+    # the sample's minimiser leads to where the loss of the last row overflows
+    monkeypatch.setattr("equipoise.linalg._BLOCK_ELEMENTS", 1 << 12)
+    monkeypatch.setattr("equipoise.fitting.fit._SAMPLE", 300)
+    rng = np.random.default_rng(0)
+    x = np.column_stack([np.ones(20_000), rng.normal(size=20_000)])
+    y = rng.poisson(np.exp(x @ [0.5, 0.4])).astype(float)
+    x[-1, 1] = 1e4
+    found = eq.fit(eq.glm("poisson"), (x, y)).params
+    g, _ = slopes("poisson", x @ found, y, None)
+    assert np.abs(x.T @ g).max() < 1e-10 * np.abs(x.T * g).sum(axis=1).max()
+
+
+@pytest.mark.parametrize("robust", [eq.Huber(), eq.Pinball(0.3), eq.StudentT(), eq.Beta(1.5)])
+@pytest.mark.parametrize("precision", [0.0, 20.0])
+def test_a_robust_scale_and_its_parameters_agree(robust, precision, make_data) -> None:
+    x, y = make_data("gaussian", n=200, dim=3)
+    weights = np.random.default_rng(1).integers(1, 4, 200)
+    model = eq.glm("gaussian", divergence=robust, prior_precision=precision)
+    found = eq.fit(model, eq.data.rows(x, y, weights=weights))
+    residuals = np.repeat(np.abs(y - x @ found.params), weights)
+    assert found.constant == pytest.approx(np.median(residuals) / 0.6744897501960817, rel=1e-11)
+    fixed = eq.glm("gaussian", divergence=robust, prior_precision=precision, scale=found.constant)
+    again = eq.fit(fixed, eq.data.rows(x, y, weights=weights))
+    np.testing.assert_allclose(again.params, found.params, rtol=1e-9, atol=1e-10)
+    assert again.loss == pytest.approx(found.loss, rel=1e-10)
+
+
+def test_a_scale_far_below_the_residuals(make_data) -> None:
+    x, y = make_data("gaussian", n=300, dim=3)
+    found = eq.fit(eq.glm("gaussian", scale=1e-6, divergence=eq.Pinball(0.3)), (x, y)).params
+    theirs = sm.QuantReg(y, x).fit(q=0.3, p_tol=1e-10, max_iter=5000).params
+    np.testing.assert_allclose(found, theirs, atol=1e-4)
+    with pytest.raises(eq.FitFailed, match=r"hardly bends along some direction.*larger scale="):
+        eq.fit(eq.glm("gaussian", scale=1e-6, divergence=eq.Huber()), (x, y))

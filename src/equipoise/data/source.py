@@ -98,8 +98,15 @@ def _in_order(
 ) -> Iterator[Sums]:
     """Results in the order of the parts, at most so many of them under way."""
     ahead: deque[Future[Sums]] = deque()
+    # threads do not inherit what their caller does about overflow
+    settings = np.geterr()
+
+    def made(part: Block) -> Sums:
+        with np.errstate(**settings):
+            return f(part)
+
     for part in parts:
-        ahead.append(pool.submit(f, part))
+        ahead.append(pool.submit(made, part))
         if len(ahead) >= waiting:
             yield ahead.popleft().result()
     while ahead:

@@ -122,17 +122,17 @@ def require_rise(problem: Problem, theta: Array, axes: Array, drop: float) -> No
                 )
 
 
-def require_bounded(problem: Problem, theta: Array, direction: Array) -> None:
-    """Raise `FitFailed` when the loss never rises along where Newton is going, or where it has come from."""
-    failure = problem.search.explain(theta, direction)
+def require_bounded(problem: Problem, *candidates: Array) -> None:
+    """Raise `FitFailed` when the loss never rises along one of the directions, or one close to it."""
+    failure = problem.search.explain(candidates)
     if failure is not None:
         raise failure
 
 
-def require_residuals(problem: Problem, yard: Yardstick) -> None:
-    """Raise `FitFailed` when all that a scale could be estimated from is rounding."""
-    if yard.spread <= 10.0 * yard.rounding:
+def require_residuals(problem: Problem, residuals: bool) -> None:
+    """Raise `FitFailed` when nothing is left that a scale could be estimated from."""
+    if not residuals:
         raise FitFailed(
-            f"the columns fit the response {problem.source.response} exactly: the residuals are rounding errors, and no scale "
+            f"the columns fit the response {problem.source.response} exactly: the residuals shrink to nothing, and no scale "
             "can be estimated from them. To fix: pass scale=, or leave out the columns that define the response."
         )

@@ -23,6 +23,8 @@ _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
 _AGREED = 1e-13  # relative difference of an estimated constant from the one in use
 _ROUNDED = 1e-10  # below which that difference may be rounding
+_CLOSE = 0.2  # difference of logarithms that are extrapolated, and the longest step that leads to
+_SHRUNK = 0.1  # of the first scale, when the fit fails: it was on its way to zero
 
 Solver = Callable[[Problem, Array, int], Fit]
 
@@ -97,7 +99,18 @@ def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) 
     # with one constant for all: losses with different scales do not compare
     here = problem.settled(starts[0])
     first = min(starts, key=lambda theta: finite_or_inf(here.derivatives(theta, 0).value))
-    return _settle(problem, first, minimise, max_iterations)
+    return _settle(problem, first, _led, max_iterations)
+
+
+def _led(problem: Problem, theta: Array, max_iterations: int) -> Fit:
+    """The minimum from θ, or else from where the problem's relaxations lead."""
+    try:
+        return minimise(problem, theta, max_iterations)
+    except FitFailed:
+        relaxed = _relaxed_starts(problem, max_iterations)
+        if not relaxed:
+            raise
+        return minimise(problem, relaxed[0], max_iterations)
 
 
 def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int) -> Fit:
@@ -113,10 +126,15 @@ def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int)
         constant, wanted = _constant(here), _constant(problem.settled(result.theta))
         path.append((np.log(constant), np.log(wanted / constant)))
         if _agree(path):
-            require_residuals(problem, here.search.yardstick(result.theta))
+            require_residuals(problem, _sizeable(here, result.theta))
             return replace(result, iterations=iterations, constant=constant)
         here = problem.at_constant(float(np.exp(_secant(path))))
-        result = solver(here, result.theta, max_iterations)
+        try:
+            result = solver(here, result.theta, max_iterations)
+        except FitFailed:
+            # the smaller the scale, the less a prior holds what the rows do not determine
+            require_residuals(problem, path[-1][0] > path[0][0] + np.log(_SHRUNK))
+            raise
         iterations += result.iterations
     raise FitFailed(
         f"the scale and the parameters did not settle on each other in {max_iterations} rounds. To fix: pass scale=, or "
@@ -129,6 +147,12 @@ def _constant(problem: Problem) -> float:
     return problem.constant
 
 
+def _sizeable(problem: Problem, theta: Array) -> bool:
+    """Whether the residuals are more than rounding."""
+    spread, rounding = problem.search.yardstick(theta)
+    return spread > 10.0 * rounding
+
+
 def _agree(path: list[tuple[float, float]]) -> bool:
     """Whether a constant and what the parameters found with it want it to be agree, or as well as rounding allows."""
     gap = abs(path[-1][1])
@@ -136,18 +160,25 @@ def _agree(path: list[tuple[float, float]]) -> bool:
 
 
 def _secant(path: list[tuple[float, float]]) -> float:
-    """The next logarithm of the constant: where the last two leave no gap, or the one wanted while that is far."""
+    """The next logarithm of the constant: the one wanted, or close to agreement where the last two leave no gap.
+
+    Gaps of both signs have a root between them: the next is there, half-way if the last did not gain much.
+    """
     here, gap = path[-1]
-    if len(path) > 1 and here != path[-2][0]:
-        rate = (gap - path[-2][1]) / (here - path[-2][0])
-        if -20.0 < rate < -0.1:
-            return here - gap / rate
-    return here + gap
+    low = max((at for at, rise in path if rise > 0.0), default=-np.inf)
+    high = min((at for at, rise in path if rise < 0.0), default=np.inf)
+    between = low < high and np.isfinite(high - low)
+    if len(path) == 1 or here == path[-2][0] or not (between or abs(gap) < _CLOSE):
+        return here + gap
+    rate = (gap - path[-2][1]) / (here - path[-2][0])
+    step = gap / max(-rate, abs(gap) / _CLOSE)
+    slow = abs(gap) > 0.5 * abs(path[-2][1])
+    return 0.5 * (low + high) if between and (slow or not low < here + step < high) else here + step
 
 
 def _rescaled(problem: Problem, here: Problem, result: Fit) -> Fit:
     """The minimiser with the constant its residuals give, where that only multiplies the loss."""
-    require_residuals(problem, here.search.yardstick(result.theta))
+    require_residuals(problem, _sizeable(here, result.theta))
     constant = _constant(problem.settled(result.theta))
     ratio = _constant(here) / constant
     return replace(
@@ -206,7 +237,8 @@ def _lowest(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
     # with one constant for all: losses with different scales do not compare
     scales = [result.constant for result in found if result.constant is not None]
     here = problem.at_constant(min(scales, default=None))
-    return min(found, key=lambda result: here.derivatives(result.theta, 0).value if len(found) > 1 else 0.0)
+    losses = [finite_or_inf(here.derivatives(result.theta, 0).value) for result in found]
+    return found[int(np.argmin(losses))]
 
 
 def _relaxed_starts(problem: Problem, max_iterations: int) -> list[Array]:
@@ -214,9 +246,9 @@ def _relaxed_starts(problem: Problem, max_iterations: int) -> list[Array]:
     found: list[Array] = []
     for relaxation in problem.search.relaxations():
         try:
-            parts = relaxation(found[0] if found else None)
-            part: Problem | None = next(parts)
-            theta = found[0] if found else next(iter(problem.search.starts()))
+            theta = found[0] if found else problem.search.starts()[0]
+            parts = relaxation(theta)
+            part = next(parts, None)
             while part is not None:
                 theta = _settle(part, theta, minimise, max_iterations).theta
                 part = _next(parts, theta)

@@ -21,11 +21,13 @@ from equipoise.models.problem import Derivatives, Problem, Yardstick
 __all__ = ["Rough", "minimise", "whitening"]
 
 _SLOW = 0.1  # a Hessian is kept while each step with it leaves at most this share of the distance
-_STALLED = 0.5  # close to the minimiser, steps that leave more of the distance are rounding
+_STALLED = 0.75  # close to the minimiser, steps that leave more of the distance are rounding: e^(−1/2) is an asymptote
 _NEAR = 0.1  # standard errors from the minimiser, where the loss is a parabola for all that a step can tell
 _ALIKE = 1e-10  # losses that differ by less than this share are told apart by their slopes
+_LENGTHS = (1.0, 0.1, 0.01, 0.001)  # of the first step tried, from which others are halved
+_ASTRAY = 1e3  # times the distance before: a step that seems to lead further away than this is taken back
 _SUSPECT = 10  # steps after which it is asked at every one whether there is a minimiser
-_SINGULAR = 10.0 * float(np.finfo(np.float64).eps)  # per parameter: a scaled eigenvalue that is rounding
+_SINGULAR = 1e-14  # smallest eigenvalue of a Hessian scaled to unit diagonal: of exactly collinear columns, up to 2e-15
 
 
 class Rough(NamedTuple):
@@ -36,9 +38,10 @@ class Rough(NamedTuple):
 
 
 class _Map(NamedTuple):
-    """∇L ↦ −H⁻¹∇L, the condition of H, whether it is the Hessian of all rows, and whether it was made here."""
+    """∇L ↦ −H⁻¹∇L, where H bends least, its condition, whether it is that of all rows, and whether it was made here."""
 
     step: Callable[[Array], Array]
+    soft: Array
     condition: float
     own: bool
     fresh: bool
@@ -92,9 +95,11 @@ def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: R
         here = problem.derivatives(start, 2 if rough is None else 1)
         newton = _newton_map(problem, here.hessian) if rough is None else _newton_map(problem, rough.hessian, own=False)
         place = _placed(problem, start, here, newton, np.inf, None if rough is None else rough.yardstick)
+        if rough is not None and place.norm > np.sqrt(problem.n) * rough.yardstick.spread:
+            raise FitFailed("the sample's minimiser is no better than any other start. To fix: start elsewhere.")
         for iteration in range(max_iterations + 1):
             if iteration >= _SUSPECT or place.done:
-                require_bounded(problem, place.theta, place.direction)
+                require_bounded(problem, place.direction, place.theta, place.map.soft, -place.map.soft)
             following = None
             if not place.done and iteration < max_iterations:
                 following = _next(problem, place, keep=rough is not None)
@@ -110,24 +115,39 @@ def _placed(
     problem: Problem, theta: Array, here: Derivatives, newton: _Map, last: float, yard: Yardstick | None
 ) -> _Place:
     """A point with its Newton step; what distances are compared with is looked up where the minimiser may be close."""
+    if not np.isfinite(here.gradient).all():
+        raise _infinite()
     direction = newton.step(here.gradient)
     norm = float(np.sqrt(max(0.0, -float(here.gradient @ direction)) * problem.n))
-    settled = yard is not None and norm <= yard.spread
-    if not settled and (norm < 1.0 or norm > _STALLED * last):
+    if yard is None and (norm < 1.0 or norm > _STALLED * last):
         yard = problem.search.yardstick(theta)
     return _Place(theta, here, newton, direction, norm, last, yard, problem.n)
 
 
 def _next(problem: Problem, place: _Place, keep: bool) -> _Place | None:
     """The point that a damped step leads to; None where none is better. With `keep`, a Hessian serves several steps."""
-    renew = not keep or place.worn
-    found = _line_search(problem, 2 if renew else 1, place)
-    if found is None and place.map.own:
-        return None
-    # the step of a sample's Hessian may be no good: one made here is
-    theta, here = found or (place.theta, problem.derivatives(place.theta, 2))
-    newton = _newton_map(problem, here.hessian) if here.hessian.size else place.map._replace(fresh=False)
-    return _placed(problem, theta, here, newton, place.norm, place.yard)
+    order, failure = 1 if keep and not place.worn else 2, None
+    for longest in _LENGTHS:
+        found = _line_search(problem, order, place, longest)
+        if found is None and place.map.own:
+            return None
+        # the step of a sample's Hessian may be no good: one made here is
+        theta, here = found or (place.theta, problem.derivatives(place.theta, 2))
+        try:
+            newton = _newton_map(problem, here.hessian) if here.hessian.size else place.map._replace(fresh=False)
+            # far from the minimiser, the rows' scores spread as much as they are wrong
+            known = place.yard if keep or place.near else None
+            following = _placed(problem, theta, here, newton, place.norm, known)
+            if following.norm <= _ASTRAY * max(1.0, place.norm):
+                return following
+        except FitFailed as singular:
+            failure = singular
+            soft = () if singular.directions is None else (singular.directions[0], -singular.directions[0])
+            require_bounded(problem, place.direction, theta, *soft)
+        # the loss fell to where it hardly bends, and its step leads nowhere: not so far
+    if failure is not None:
+        raise failure
+    return following
 
 
 class _Unit(NamedTuple):
@@ -139,62 +159,87 @@ class _Unit(NamedTuple):
     axes: Array
 
 
-def _unit(problem: Problem, H: Array) -> _Unit:
-    """A positive definite matrix in its own units; raises when columns are collinear."""
+def _unit(H: Array) -> _Unit:
+    """A positive semi-definite matrix in its own units."""
     diagonal = np.diag(H)
     scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
     unit = H / scale / scale[:, None]
     if not np.isfinite(unit).all():
-        raise FitFailed(
-            "the loss is not finite near its start: predictors overflow. To fix: rescale the columns of X to unit size."
-        )
+        raise _infinite()
     values, axes = np.linalg.eigh(unit)
-    if values[0] <= _SINGULAR * len(values) * values[-1]:
-        raise _singular(problem, diagonal, axes[:, 0])
     return _Unit(unit, scale, values, axes)
 
 
 def whitening(problem: Problem, metric: Array) -> Array:
     """T with TᵀMT = I; raises when columns are collinear."""
-    unit = _unit(problem, metric)
+    unit = _unit(metric)
+    if unit.values[0] <= _SINGULAR:
+        raise _collinear(problem, unit)
     return unit.axes / np.sqrt(unit.values) / unit.scale[:, None]
 
 
 def _newton_map(problem: Problem, H: Array, own: bool = True) -> _Map:
-    """The map of a Hessian."""
-    matrix, scale, values, _ = _unit(problem, H)
+    """The map of a Hessian; raises when it is singular."""
+    unit = _unit(H)
+    matrix, scale, values, axes = unit
+    if values[0] <= _SINGULAR:
+        metric = problem.search.metric()
+        level = unit if metric is None else _unit(metric)
+        raise _collinear(problem, level) if level.values[0] <= _SINGULAR else _level(axes[:, :1].T / scale)
     factor = cho_factor(matrix)
     condition = float(values[-1] / values[0])
-    return _Map(lambda gradient: -cho_solve(factor, gradient / scale) / scale, condition, own, fresh=True)
+    return _Map(lambda g: -cho_solve(factor, g / scale) / scale, axes[:, 0] / scale, condition, own, fresh=True)
 
 
-def _singular(problem: Problem, diagonal: Array, null: Array) -> FitFailed:
-    """What to say of a Hessian that is singular along `null`, in units of its diagonal."""
-    blame = np.where(diagonal > 0.0, 0.0, 1.0) if np.any(diagonal <= 0.0) else np.abs(null)
+def _infinite() -> FitFailed:
+    """What to say of a start whose loss overflows."""
+    return FitFailed(
+        "the loss is not finite near its start: predictors overflow. To fix: look for rows far from all others, or rescale "
+        "the columns of X to unit size."
+    )
+
+
+def _collinear(problem: Problem, unit: _Unit) -> FitFailed:
+    """What to say of columns that are not determined."""
+    diagonal = np.diag(unit.matrix)
+    blame = np.where(diagonal > 0.0, 0.0, 1.0) if np.any(diagonal <= 0.0) else np.abs(unit.axes[:, 0])
     columns = tuple(name for name, v in zip(problem.names, blame, strict=True) if v > 0.1 * blame.max())
     return FitFailed(
         f"the Hessian is singular: columns {', '.join(columns)} are collinear (or constant zero). To fix: drop one of "
-        "them, or add a prior (prior_precision=...).",
+        "them, subtract its mean from a column that hardly varies, or add a prior (prior_precision=...).",
         columns,
     )
 
 
-def _line_search(problem: Problem, order: int, place: _Place) -> tuple[Array, Derivatives] | None:
+def _level(directions: Array) -> FitFailed:
+    """What to say of a loss that hardly bends where the columns do not explain it."""
+    return FitFailed(
+        "the loss hardly bends along some direction, though no columns are collinear: too few rows lie where it does. To "
+        "fix: pass a larger scale=, for a robust loss, or add a prior (prior_precision=...).",
+        directions=directions,
+    )
+
+
+def _line_search(problem: Problem, order: int, place: _Place, longest: float) -> tuple[Array, Derivatives] | None:
     """The longest halved step that lowers the loss enough, and the derivatives there up to `order`.
 
-    A full step whose loss differs by no more than rounding is judged by its slope: of a convex loss, that tells as much.
-    None when no step is any good.
+    A step whose loss differs by no more than rounding is judged by its slope: of a convex loss, that tells as much. None
+    when no step is any good.
     """
     theta, here, direction = place.theta, place.here, place.direction
-    slope, length = float(here.gradient @ direction), 1.0
-    found = problem.derivatives(theta + direction, order)  # nearly always accepted, and then no pass is lost
+    slope, length = float(here.gradient @ direction), longest
+    # the first is nearly always accepted, and then no pass is lost
+    trial = theta + length * direction
+    found = problem.derivatives(trial, order)
     alike = place.near or abs(found.value - here.value) <= _ALIKE * abs(here.value)
     if alike and np.isfinite(found.value) and float(found.gradient @ direction) <= -0.5 * slope:
-        return theta + direction, found
-    while length > 1e-10 and not (length < 1.0 and place.converged):
+        return trial, found
+    if place.converged and not found.value <= here.value + 1e-4 * length * slope:
+        return None
+    while length > 1e-10:
         trial = theta + length * direction
-        loss = found.value if length == 1.0 else problem.derivatives(trial, 0).value
+        loss = found.value if length == longest else problem.derivatives(trial, 0).value
         if np.isfinite(loss) and loss <= here.value + 1e-4 * length * slope:
-            return trial, found if length == 1.0 else problem.derivatives(trial, order)
+            return trial, found if length == longest else problem.derivatives(trial, order)
         length *= 0.5
     return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class _Frame:
     problem: Problem
     start: Array
     basis: Array | None
-    last: tuple[bytes, Derivatives] = field(default=(b"", Derivatives(0.0, np.zeros(0), np.zeros(0))))
+    last: tuple[bytes, Derivatives] = (b"", Derivatives(0.0, np.zeros(0), np.zeros(0)))
 
     def theta(self, z: Array) -> Array:
         """The parameters at z."""
@@ -44,15 +44,20 @@ class _Frame:
         """Directions (rows) in parameters."""
         return axes if self.basis is None else axes @ self.basis.T
 
-    def at(self, z: Array) -> Derivatives:
-        """Loss, gradient and Hessian; asked for one after the other, they come from one pass."""
+    def own(self, z: Array) -> Derivatives:
+        """Loss, gradient and Hessian in the parameters; asked for one after the other, they come from one pass."""
         if self.last[0] != z.tobytes():
-            value, gradient, H = self.problem.derivatives(self.theta(z), 2)
-            if self.basis is not None:
-                gradient, H = gradient @ self.basis, symmetric(self.basis.T @ H @ self.basis)
+            found = self.problem.derivatives(self.theta(z), 2)
             # outside the loss's domain the trust region would otherwise never shrink
-            self.last = z.tobytes(), Derivatives(finite_or_inf(value), gradient, H)
+            self.last = z.tobytes(), found._replace(value=finite_or_inf(found.value))
         return self.last[1]
+
+    def at(self, z: Array) -> Derivatives:
+        """Loss, gradient and Hessian in z."""
+        value, gradient, H = self.own(z)
+        if self.basis is None:
+            return Derivatives(value, gradient, H)
+        return Derivatives(value, gradient @ self.basis, symmetric(self.basis.T @ H @ self.basis))
 
 
 def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
@@ -72,9 +77,10 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
             "sqrt, log, or division at zero."
         )
     z, iterations = _trusted(frame, max_iterations)
-    z, norm, steps = _polished(frame, z)
+    yard = problem.search.yardstick(frame.theta(z))
+    z, norm, steps = _polished(frame, z, polished(yard))
     theta, iterations = frame.theta(z), iterations + steps
-    require_converged(norm, converged(problem.search.yardstick(theta), problem.n), iterations)
+    require_converged(norm, converged(yard, problem.n), iterations)
     value, _, H = frame.at(z)
     spectrum, axes = curvature_axes(H)
     axes = frame.directions(axes)
@@ -82,11 +88,15 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     if np.any(np.diag(H) < _FADED * np.diag(first.hessian)):
         require_rise(problem, theta, axes[spectrum > FLAT], first.value - value)
     flat = axes[np.abs(spectrum) <= FLAT]
-    if frame.basis is not None:
-        spectrum = curvature_axes(problem.derivatives(theta, 2).hessian)[0]
-    curved = spectrum[spectrum > 0.0 if frame.basis is not None else spectrum > FLAT]
-    condition = float(curved[-1] / curved[0])
-    return Fit(theta, norm, True, iterations, value, condition, flat=flat if len(flat) else None)
+    found = flat if len(flat) else None
+    return Fit(theta, norm, True, iterations, value, _condition(frame.own(z).hessian), flat=found)
+
+
+def _condition(H: Array) -> float:
+    """Of a Hessian scaled to unit diagonal, along the directions it curves in."""
+    spectrum = curvature_axes(H)[0]
+    curved = spectrum[spectrum > FLAT]
+    return float(curved[-1] / curved[0])
 
 
 def _trusted(frame: _Frame, max_iterations: int) -> tuple[Array, int]:
@@ -111,10 +121,9 @@ def _trusted(frame: _Frame, max_iterations: int) -> tuple[Array, int]:
     return rough.x, int(rough.nit)
 
 
-def _polished(frame: _Frame, z: Array) -> tuple[Array, float, int]:
+def _polished(frame: _Frame, z: Array, limit: float) -> tuple[Array, float, int]:
     """Newton steps in the curved directions until they no longer shrink: where, how far from zero, and how many."""
-    problem, norm, steps = frame.problem, np.inf, 0
-    limit = polished(problem.search.yardstick(frame.theta(z)))
+    norm, steps = np.inf, 0
     for _ in range(_POLISHING):
         _, gradient, H = frame.at(z)
         spectrum, axes = curvature_axes(H)
@@ -123,7 +132,7 @@ def _polished(frame: _Frame, z: Array) -> tuple[Array, float, int]:
         # along flat directions a slope, if any, is never made up for: measure it as if they curved like the others
         slope = axes[np.abs(spectrum) <= FLAT] @ gradient
         decrement = max(0.0, -float(gradient @ direction)) + float(slope @ slope)
-        previous, norm = norm, float(np.sqrt(decrement * problem.n))
+        previous, norm = norm, float(np.sqrt(decrement * frame.problem.n))
         if norm <= limit or norm >= previous or not np.isfinite(frame.at(z + direction).value):
             break
         z, steps = z + direction, steps + 1

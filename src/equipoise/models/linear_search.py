@@ -17,7 +17,7 @@ from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
 from equipoise.linalg import symmetric, weighted_gram
-from equipoise.models.passes import counted, predictor, weighted
+from equipoise.models.passes import ResidualPass, counted, predictor, weighted
 from equipoise.models.problem import Relaxation, Scaled, Yardstick
 from equipoise.models.separation import recession, separated
 from equipoise.models.units import in_unit
@@ -31,8 +31,10 @@ __all__ = ["LinearSearch"]
 
 _SHARES = (0.9, 0.75, 0.5)  # of the rows, kept by those that look for a robust minimum
 _ROUNDS = 10  # of trimming and fitting
+_WIDE, _NARROWER = 16.0, 4.0  # times the residuals' size is the first of the scales that lead to one, and to the next
 _SAMPLE = 20_000  # rows that robust starts are looked for on
 _EPS = float(np.finfo(np.float64).eps)
+_SMALL = float(np.finfo(np.float64).tiny) / _EPS  # sums of squares below have lost digits
 
 
 class _Response(NamedTuple):
@@ -94,14 +96,12 @@ class _SpreadPass:
     def __call__(self, rows: Rows) -> _SpreadSums:
         """Sums over one block."""
         loss, eta = self.model.loss, predictor(rows, self.theta)
+        # a predictor is as uncertain as the terms it is a sum of, and its exponential by one unit in the last place
+        size = np.abs(rows.x) @ np.abs(self.theta) + (0.0 if self.model.family.parameter == "scale" else 1.0)
+        size = size if rows.offset is None else size + np.abs(rows.offset)
         with np.errstate(all="ignore"):
-            g, part, h = (
-                np.abs(weighted(rows, d(eta, y, loss.constants)))
-                for d, y in ((loss.d1, rows.y), (loss.d1, 0.0 * rows.y), (loss.d2, rows.y))
-            )
-            # g is a difference of two terms, at a predictor that is a sum of others
-            size = np.abs(rows.x) @ np.abs(self.theta) + (0.0 if rows.offset is None else np.abs(rows.offset))
-            rounding = np.nan_to_num(_EPS * (g + part + h * size))
+            g, h = (np.abs(weighted(rows, d(eta, rows.y, loss.constants))) for d in (loss.d1, loss.d2))
+            rounding = np.nan_to_num(_EPS * (g + h * size))
         return _SpreadSums(*(float(counted(rows, terms).sum()) for terms in (h, g**2, rounding**2)))
 
 
@@ -134,14 +134,19 @@ class LinearSearch:
         mean = self._mean()
         sums = problem.source.reduce(_StartPass(problem.model.family, mean))
         scale = _column_scale(problem, sums.gram)
-        unit = symmetric(sums.gram) / np.outer(scale, scale)
-        return [np.linalg.lstsq(unit, right / scale, rcond=None)[0] / scale for right in (sums.near, sums.level)]
+        unit = symmetric(sums.gram) / scale / scale[:, None]
+        # with no more rows than columns, the first would leave no residuals
+        rights = [sums.near, sums.level] if problem.source.n > problem.dim else [sums.level]
+        return [np.linalg.lstsq(unit, right / scale, rcond=None)[0] / scale for right in rights]
 
     def relaxations(self) -> Sequence[Relaxation]:
-        """The log loss on all rows, then on shares of them that it fits best: outliers leave one by one."""
-        if self.convex:
-            return ()
+        """The log loss on all rows, then on shares of them that it fits best: outliers leave one by one.
+
+        A convex robust loss with a scale far below the residuals hardly bends at its start: larger scales lead there.
+        """
         problem = self.problem
+        if self.convex:
+            return () if problem.model.divergence is None else [partial(_narrowing, problem)]
         part = problem if problem.source.n <= _SAMPLE else problem.subsample(_SAMPLE, seed=0)
         relaxed = replace(part, model=replace(problem.model, divergence=None))
         return [partial(_trimming, relaxed, share) for share in (1.0, *_SHARES)]
@@ -166,29 +171,29 @@ class LinearSearch:
         """In units of the scale, for a gaussian response, or of the mean, for gamma; counts and classes have none."""
         problem = self.problem
         parameter = problem.model.family.parameter
-        if parameter == "scale":
-            unit = problem.constant or problem.settled(self.starts()[0]).constant
-            return in_unit(problem, float(unit or 1.0))
-        return in_unit(problem, self._mean()) if parameter == "shape" else None
+        if parameter not in {"scale", "shape"}:
+            return None
+        scale = self._mean() if parameter == "shape" else problem.settled(self.starts()[0]).constant
+        found = in_unit(problem, float(scale or 1.0))
+        if not 0.0 < found.loss < np.inf:
+            raise _beyond(problem)
+        return found
 
-    def explain(self, theta: Array, direction: Array) -> FitFailed | None:
-        """Separated data, where they are."""
-        if not self.convex:
-            return None  # a bounded loss levels off everywhere: that proves nothing
-        for candidate in (direction, theta):
-            found = recession(self.problem, candidate)
-            if found is not None:
-                return separated(self.problem, found)
-        return None
+    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+        """Separated data, where they are; squared loss has a minimiser, and that a bounded loss levels off proves nothing."""
+        if self.problem.quadratic or not self.convex:
+            return None
+        found = recession(self.problem, candidates)
+        return None if found is None else separated(self.problem, found)
 
     def _mean(self) -> float:
         """The mean response."""
-        sums = self.problem.source.reduce(_Response.of)
-        if not np.isfinite(sums.square):
-            raise FitFailed(
-                f"the squares of the response {self.problem.source.response} overflow. To fix: choose a larger unit for it."
-            )
-        return sums.total / sums.weight
+        family = self.problem.model.family
+        weight, total, square = self.problem.source.reduce(_Response.of)
+        beyond = not np.isfinite(square) or (0.0 < square < _SMALL) or (square == 0.0 and total != 0.0)
+        if not np.isfinite(total) or (family.parameter == "scale" and beyond):
+            raise _beyond(self.problem)
+        return total / weight
 
     def _require_rows(self) -> None:
         """Raise `FitFailed` where there are too few rows for the columns, and no prior."""
@@ -207,10 +212,18 @@ class LinearSearch:
         )
 
 
+def _beyond(problem: LinearProblem) -> FitFailed:
+    """What to say of a response in an impossible unit."""
+    return FitFailed(
+        f"the response {problem.source.response} is too large or too small for floating point to square it. To fix: choose "
+        "another unit for it."
+    )
+
+
 def _column_scale(problem: LinearProblem, gram: Array) -> Array:
     """√Σ w x² of every column; raises `FitFailed` for columns whose squares are beyond floating point."""
     square = np.diag(gram)
-    small = square < np.finfo(np.float64).tiny / _EPS
+    small = square < _SMALL
     if small.any():  # zero columns are named later, with others that are not determined
         small &= np.any([rows.x.any(axis=0) for rows in problem.source.blocks()], axis=0)
     wrong = small | ~np.isfinite(gram).all(axis=0)
@@ -225,9 +238,18 @@ def _column_scale(problem: LinearProblem, gram: Array) -> Array:
     return np.sqrt(np.where(square > 0.0, square, 1.0))
 
 
-def _trimming(problem: LinearProblem, share: float, start: Array | None) -> Generator[LinearProblem, Array, None]:
+def _narrowing(problem: LinearProblem, start: Array) -> Generator[LinearProblem, Array, None]:
+    """The problem with scales from above that of the residuals down to its own."""
+    square = problem.source.reduce(ResidualPass(start)).square
+    scale = _WIDE * float(np.sqrt(square / problem.source.n))
+    while scale > (problem.constant or np.inf):
+        yield problem.at_constant(scale)
+        scale /= _NARROWER
+
+
+def _trimming(problem: LinearProblem, share: float, start: Array) -> Generator[LinearProblem, Array, None]:
     """The problem on the share of rows it fits best, again and again, until the rest agree."""
-    if share == 1.0 or start is None:
+    if share == 1.0:
         yield problem
         return
     theta = start

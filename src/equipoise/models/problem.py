@@ -113,8 +113,8 @@ class Scaled(NamedTuple):
 class Relaxation(Protocol):
     """Convex problems to be solved one after the other, each from the minimum of the one before."""
 
-    def __call__(self, start: Array | None) -> Generator[Problem, Array, None]:
-        """Yield a problem, be sent its minimum, and so on; `start` is the minimum of the first relaxation."""
+    def __call__(self, start: Array) -> Generator[Problem, Array, None]:
+        """Yield a problem, be sent its minimum, and so on; `start` is the minimum of the first relaxation, or a start."""
         ...
 
 
@@ -156,8 +156,8 @@ class Search(Protocol):
         """The problem in the data's own unit; None when the loss has no unit."""
         ...
 
-    def explain(self, theta: Array, direction: Array) -> FitFailed | None:
-        """What to say when the loss never rises along `direction`, or towards θ, and has no minimiser; else None."""
+    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+        """What to say when the loss never rises along a direction close to a candidate: it has no minimiser."""
         ...
 
 

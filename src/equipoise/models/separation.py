@@ -7,7 +7,7 @@ Nothing of this depends on the units of X, y or θ; the only tolerance is the ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +16,6 @@ import numpy as np
 from equipoise.arrays import Array, Mask
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
-from equipoise.linalg import symmetric
 
 if TYPE_CHECKING:
     from equipoise.families.family import ScalarLoss
@@ -26,41 +25,24 @@ __all__ = ["recession", "separated"]
 
 _EPS = float(np.finfo(np.float64).eps)
 _FEW = 1000  # rows that nearly always tell whether a loss rises
-_NEARLY = 1e-6  # of a row's size: rows that move less may stand still along a direction close by
 _LEFT = 1e-4  # of a direction: a smaller part of it that stands still on some rows is rounding
 
 
-class _Signs(NamedTuple):
-    """Rows whose loss rises, rows that move, and over the former Σ x xᵀ/|x|² and Σ x (xᵀd)/|x|²."""
-
-    wrong: float
-    moved: float
-    gram: Array
-    push: Array
-
-
 @dataclass(frozen=True)
-class _SignPass:
-    """Which way every row moves along a direction, both in columns of unit norm."""
+class _Signs:
+    """Which way rows move along a direction; that and the rows are in columns of unit norm."""
 
     loss: ScalarLoss
     direction: Array
     norms: Array
 
-    def moves(self, rows: Rows, slack: float) -> tuple[Array, Mask, Mask]:
-        """The rows' xᵀd/|x|, whether it is more than `slack` of |d|, and whether the loss then rises far out."""
+    def moved(self, rows: Rows, slack: float) -> tuple[Mask, Mask]:
+        """Whether |xᵀd| is more than `slack` of |x| |d|, and whether the loss then rises far out."""
         move = rows.x @ (self.direction / self.norms)
         size = np.sqrt((rows.x**2) @ self.norms**-2.0)
         moved = np.abs(move) > slack * np.linalg.norm(self.direction) * size
         low, high = self.loss.far_slopes(rows.y)
-        return move / np.where(size > 0.0, size, 1.0), moved, moved & np.where(move > 0.0, high > 0.0, low < 0.0)
-
-    def __call__(self, rows: Rows) -> _Signs:
-        """Sums over one block."""
-        move, moved, wrong = self.moves(rows, 4.0 * (rows.dim + 4) * _EPS)
-        x = rows.x[wrong] / self.norms
-        x = x / np.linalg.norm(x, axis=1, keepdims=True)
-        return _Signs(float(wrong.sum()), float(moved.sum()), x.T @ x, move[wrong] @ x)
+        return moved, moved & np.where(move > 0.0, high > 0.0, low < 0.0)
 
 
 class _Columns(NamedTuple):
@@ -74,64 +56,68 @@ class _Columns(NamedTuple):
         return _Columns(float(rows.n), rows.counts @ rows.x, rows.counts @ rows.x**2)
 
 
-def recession(problem: LinearProblem, candidate: Array) -> Array | None:
-    """A direction close to `candidate` along which neither the loss of any row nor the prior ever rises; None without.
+def recession(problem: LinearProblem, candidates: Sequence[Array]) -> Array | None:
+    """A direction close to one of the candidates along which neither the loss of any row nor the prior ever rises."""
+    few = next(iter(problem.source.blocks())).take(slice(0, _FEW))
+    likely = [d for d in candidates if _purified(problem, d, lambda: iter([few])) is not None]
+    found = (_purified(problem, d, problem.source.blocks) for d in likely)
+    return next((direction for direction in found if direction is not None), None)
 
-    Newton's steps on separated data come ever closer to one, with an error on the rows that should stand still. Those
-    that move the wrong way are held: what is left of the candidate when they stand still is tried, and so on.
+
+def _purified(problem: LinearProblem, candidate: Array, parts: Callable[[], Iterator[Rows]]) -> Array | None:
+    """What is left of a candidate when rows that move the wrong way are made to stand still, if no others do then.
+
+    Newton's steps on separated data come ever closer to such a direction, with an error on the rows that should stand
+    still and on those that are fitted so well that they have no more say.
     """
-    norms = np.sqrt(problem.source.reduce(_Columns.of).square)
-    if not np.isfinite(candidate).all() or not np.all(norms > 0.0):
-        return None
-    loss, given = problem.model.loss, candidate * norms
-    held = problem.precision / np.outer(norms, norms)
-    held = held / (np.diag(held).max() or 1.0)
-    direction = _standing_still(held, given, np.zeros(problem.dim))
-    if any(_SignPass(loss, direction, norms).moves(rows, _NEARLY)[2].any() for rows in _parts(problem)):
-        return None
+    norms = np.sqrt(sum((rows.x**2).sum(axis=0) for rows in parts()))
+    norms = np.where(norms > 0.0, norms, 1.0)
+    given = candidate * norms
+    held = _root(problem.precision / np.outer(norms, norms))
     for _ in range(problem.dim + 3):
-        if np.linalg.norm(direction) <= _LEFT * np.linalg.norm(given):
+        direction = _standing_still(held, given)
+        if not np.linalg.norm(direction) > _LEFT * np.linalg.norm(given):
             return None
-        found = problem.source.reduce(_SignPass(loss, direction, norms))
-        if not found.wrong:
-            return direction / norms if found.moved else None
-        held = held + symmetric(found.gram)
-        direction = _standing_still(held, direction, found.push)
+        signs, moves, stray = _Signs(problem.model.loss, direction, norms), False, False
+        for rows in parts():
+            moved, wrong = signs.moved(rows, 4.0 * (rows.dim + 4) * _EPS)
+            moves, stray = moves or bool(moved.any()), stray or bool(wrong.any())
+            held = _joined(held, rows.x[wrong] / norms)
+        if not stray:
+            return direction / norms if moves else None
     return None
 
 
-def _parts(problem: LinearProblem) -> Iterator[Rows]:
-    """The rows in blocks, a few first."""
-    for block, rows in enumerate(problem.source.blocks()):
-        if block == 0:
-            yield rows.take(slice(0, _FEW))
-        yield rows.take(slice(_FEW, None)) if block == 0 else rows
+def _joined(held: Array, x: Array) -> Array:
+    """A triangle whose rows span the same space as those of both, the new ones at unit length."""
+    if not len(x):
+        return held
+    return np.linalg.qr(np.vstack([held, x / np.linalg.norm(x, axis=1, keepdims=True)])).R
 
 
-def _standing_still(held: Array, direction: Array, push: Array) -> Array:
-    """The part of a direction along which the quadratic form `held` vanishes.
+def _standing_still(held: Array, direction: Array) -> Array:
+    """The part of a direction that is orthogonal to all rows of a matrix."""
+    _, sizes, axes = np.linalg.svd(held)
+    taken = axes[: len(sizes)][sizes > 10.0 * len(direction) * _EPS * sizes[0]]
+    return direction - (taken @ direction) @ taken
 
-    `push` is the form's gradient along the direction, summed from the rows: unlike the form, whose small eigenvalues are
-    rounded, it tells the last digits of what has to go.
-    """
-    values, axes = np.linalg.eigh(held)
-    taken = values > 10.0 * len(values) * _EPS * values[-1]
-    axes, values = axes[:, taken], values[taken]
-    direction = direction - axes @ ((axes.T @ push) / values)
-    along = axes.T @ direction
-    large = np.abs(along) > 1e-9 * np.linalg.norm(direction)
-    return direction - axes[:, large] @ along[large]
+
+def _root(form: Array) -> Array:
+    """R with RᵀR = the positive semi-definite form, up to a factor."""
+    values, axes = np.linalg.eigh(form)
+    values = np.where(values > 100.0 * len(values) * _EPS * values[-1], values, 0.0)
+    return (axes * np.sqrt(values / (values[-1] or 1.0))).T
 
 
 def separated(problem: LinearProblem, direction: Array) -> FitFailed:
     """What to say of data whose loss never rises along `direction`."""
-    constant = _constant_response(problem)
     rows, total, square = problem.source.reduce(_Columns.of)
     variance, mean_square = square / rows - (total / rows) ** 2, square / rows
     # of an intercept the variance is rounding: it only balances the others
     spread = np.sqrt(np.where(variance > 1e-12 * mean_square, variance, 0.0))
-    if constant is not None:
-        return _constant_failure(problem, constant, direction * np.where(spread > 0.0, 0.0, np.sqrt(mean_square)))
+    y = float(next(iter(problem.source.blocks())).y[0])
+    if all(bool(np.all(part.y == y)) for part in problem.source.blocks()):
+        return _constant_response(problem, y, np.where(spread > 0.0, 0.0, total))
     weight = np.abs(direction) * spread
     weight = weight if weight.any() else np.abs(direction)
     columns = tuple(name for name, w in zip(problem.names, weight, strict=True) if w > 0.1 * weight.max())
@@ -142,20 +128,14 @@ def separated(problem: LinearProblem, direction: Array) -> FitFailed:
     )
 
 
-def _constant_response(problem: LinearProblem) -> float | None:
-    """The response, if it is the same in every row."""
-    first = float(next(iter(problem.source.blocks())).y[0])
-    return first if all(bool(np.all(rows.y == first)) for rows in problem.source.blocks()) else None
-
-
-def _constant_failure(problem: LinearProblem, y: float, level: Array) -> FitFailed:
-    """What to say of a response that is the same in every row; `level` is the direction in the constant columns."""
-    chosen = int(np.abs(level).argmax())
-    response, end = problem.source.response, "∞" if y > 0.0 else "−∞"
-    columns = (problem.names[chosen],) if level.any() else ()
+def _constant_response(problem: LinearProblem, y: float, constant: Array) -> FitFailed:
+    """What to say of a response that is y in every row; `constant` has the sums of the columns that do not vary."""
+    chosen = int(np.abs(constant).argmax())
+    end = "∞" if (y > 0.0) == (constant[chosen] >= 0.0) else "−∞"
+    columns = (problem.names[chosen],) if constant.any() else ()
     where = f"the intercept {columns[0]} goes to {end}" if columns else f"the predictor goes to {end} in every row"
     return FitFailed(
-        f"the loss has no finite minimiser: the response {response} is {y:g} everywhere, so that {where}. To fix: check "
-        "how the response is coded, or add a prior (prior_precision=...).",
+        f"the loss has no finite minimiser: the response {problem.source.response} is {y:g} everywhere, so that {where}. To "
+        "fix: check how the response is coded, or add a prior (prior_precision=...).",
         columns,
     )

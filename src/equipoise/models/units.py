@@ -106,12 +106,12 @@ def in_unit(problem: LinearProblem, unit: float) -> Scaled:
     # read off the curvature where y is fitted perfectly; any scale will do for one that is still open
     before = _bend(replace(model, constant=model.constant or params), unit if logarithmic else 0.0)
     after = _bend(replace(model, constant=constant or 1.0), 1.0 if logarithmic else 0.0)
-    factor = before * params**2 / after
+    factor = before * params * params / after
     moved = replace(
         problem,
         model=replace(model, constant=constant),
         source=_InUnit(problem.source, _Change(unit, logarithmic)),
-        precision=problem.precision * (params**2 / factor),
+        precision=problem.precision * (params * params / (factor or 1.0)),
         mean=problem.mean / params,
     )
     return Scaled(moved, params, factor)

@@ -61,7 +61,7 @@ class GeneralSearch:
         """Nothing is known of a general loss's units."""
         return None
 
-    def explain(self, theta: Array, direction: Array) -> FitFailed | None:
+    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
         """A general loss may rise again far away: nothing can be concluded."""
-        del theta, direction
+        del candidates
         return None
