@@ -22,7 +22,7 @@ from equipoise.errors import InvalidInput
 from equipoise.files import file_place
 from equipoise.fitting.certificate import Fit
 from equipoise.models.binding import bind, checked
-from equipoise.models.problem import Model, Problem, Title
+from equipoise.models.problem import CUSTOM, Model, Problem, Title
 from equipoise.sampling.budget import announce, require_possible
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.refinement import Refinement
@@ -83,7 +83,7 @@ class Calibration:
     @property
     def title(self) -> Title:
         """What the model is called."""
-        return Title("Loss", "custom loss", None) if self.model is None else self.model.title
+        return Title("Loss", CUSTOM, None) if self.model is None else self.model.title
 
     @property
     def fit(self) -> Fit:

@@ -18,6 +18,7 @@ from equipoise.theory.moments import Curvature, Moments
 from equipoise.theory.tuning import Tuning
 
 __all__ = [
+    "CUSTOM",
     "Derivatives",
     "Layout",
     "Model",
@@ -37,6 +38,9 @@ class Derivatives(NamedTuple):
     value: float
     gradient: Array
     hessian: Array
+
+
+CUSTOM = "custom loss"  # what a loss of the user's own is called
 
 
 class Title(NamedTuple):

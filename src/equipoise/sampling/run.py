@@ -17,7 +17,7 @@ from equipoise.checks import flag, is_number, shown, whole
 from equipoise.engines.engine import ChainState, Engine, Guard
 from equipoise.errors import ChainDiverged, InvalidInput
 from equipoise.models.binding import verb
-from equipoise.models.problem import Problem
+from equipoise.models.problem import CUSTOM, Problem
 from equipoise.progress import Progress, waiting
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.chains import Chains
@@ -257,9 +257,10 @@ def require_match(problem: Problem, tuning: Tuning) -> None:
             f"{tuning.dim} parameters",
             "tune on this data",
         )
-    tuned, own = tuning.predicted.moments.loss, problem.model.title.name
-    if tuned and tuned != own:
-        raise InvalidInput("tuning", f"made for this model's loss, {own}", tuned, "tune on this model's moments")
+    tuned, own = tuning.predicted.moments.loss, problem.model.title
+    # losses of one's own have no name, and may well be a family written out
+    if own.kind == "Family" and tuned not in ("", CUSTOM, own.name):
+        raise InvalidInput("tuning", f"made for this model's loss, {own.name}", tuned, "tune on this model's moments")
     tuning.dynamics.require_batch_within(problem.n)
 
 

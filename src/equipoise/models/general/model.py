@@ -25,7 +25,7 @@ from equipoise.linalg import symmetric
 from equipoise.models.general.curvature import DIRECTIONS
 from equipoise.models.general.problem import GeneralProblem
 from equipoise.models.general.structure import Structure, observations, trainable_structure
-from equipoise.models.problem import Title
+from equipoise.models.problem import CUSTOM, Title
 
 __all__ = ["GeneralProblem", "Model"]
 
@@ -71,7 +71,7 @@ class Model:
     @property
     def title(self) -> Title:
         """It has no name of its own."""
-        return Title("Loss", "custom loss", None)
+        return Title("Loss", CUSTOM, None)
 
     @property
     def portable(self) -> bool:
