@@ -378,7 +378,7 @@ def test_a_step_that_cannot_reach_the_target_is_told(structure) -> None:
 
 def test_a_refined_run_is_compared_with_the_target(make_data) -> None:
     data, model = make_data("bernoulli", n=60), eq.glm("bernoulli")
-    cal = eq.calibrate(model, data, refine=True, batch_size=18, ess=4000, progress=False)
+    cal = eq.calibrate(model, data, refine=True, batch_size=18, ess=150_000, progress=False)
     found = cal.diagnosis
     assert cal.tuning.internal is not None
     assert found.check("target").predicted == 0.0

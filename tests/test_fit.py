@@ -383,8 +383,10 @@ def test_too_few_rows_say_so(covariates, make_model) -> None:
         assert eq.fit(make_model(family, prior_precision=1.0), (x[:3], np.array([0.5, 0.25, 0.75]))).converged
     with pytest.raises(eq.FitFailed, match="shrink to nothing"):  # the less is left, the less the prior has to say
         eq.fit(eq.glm("gaussian", prior_precision=0.01), (x[:3], y[:3]))
-    with pytest.raises(eq.FitFailed, match="fewer rows than columns, 2 and 4"):
-        eq.fit(eq.glm("gaussian"), (x, y), tuning_rows=2)
+    # too few rows to lead the way: all of them do it alone
+    np.testing.assert_allclose(
+        eq.fit(eq.glm("gaussian"), (x, y), tuning_rows=2).params, eq.fit(eq.glm("gaussian"), (x, y)).params, rtol=1e-10
+    )
 
 
 def test_exact_fit_leaves_no_scale(covariates) -> None:
@@ -398,10 +400,12 @@ def test_exact_fit_leaves_no_scale(covariates) -> None:
     assert eq.fit(eq.glm("gaussian"), (x, x @ theta + noise)).constant == pytest.approx(1e-6 * np.sqrt(0.5), rel=0.05)
 
 
-@pytest.mark.parametrize("size", [1e200, 1e-200])
-def test_numbers_beyond_floating_point_are_named(size, covariates) -> None:
+def test_numbers_beyond_floating_point_are_named(covariates) -> None:
     _, x = covariates
-    y = np.exp(x[:, 1])
+    y, size = np.exp(x[:, 1]), 1e-200
+    for large in ((x * 1e200, y), (x, y * 1e200)):
+        with pytest.raises(eq.InvalidInput, match=r"at most 1e\+100 in size.*rescale it"):
+            eq.fit(eq.glm("gaussian"), large)
     for family in ("gaussian", "poisson", "gamma"):
         error = failure(eq.glm(family), x * [1.0, 1.0, size, 1.0], y, NAMES)
         assert error.columns == ("b",)

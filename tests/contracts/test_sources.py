@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from equipoise.data import arrays as arrays_module
+from equipoise.data import observations as arrays_module
 from equipoise.data import source as source_module
 from tests.known import sources
 

@@ -14,7 +14,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import equipoise as eq
-from equipoise.data import arrays as arrays_module
+from equipoise.data import observations as arrays_module
 from equipoise.data.source import chosen_rows
 from equipoise.models.general import curvature as curvature_module
 from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature

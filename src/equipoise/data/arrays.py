@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index, Mask
 from equipoise.checks import checked_options, shown
-from equipoise.data.source import chosen_rows, ordered_reduce
+from equipoise.data.source import chosen_rows, digest_of, ordered_reduce
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, blocks
 
 if TYPE_CHECKING:
     from equipoise.data.table import Design
 
-__all__ = ["Columns", "Rows", "as_rows", "require_weights", "rows"]
+__all__ = ["Rows", "as_rows", "require_weights", "rows"]
 
 # Up to here every whole number is a float of its own.
 _LARGEST_COUNT = 2.0**53
-# Numbers that a pass makes of one block of columns: the largest intermediate.
-_COLUMN_ELEMENTS = 1 << 22
 # Beyond it third derivatives, in which columns are cubed, leave the range of the numbers.
 _LARGEST = 1e100
 
@@ -130,61 +126,7 @@ class Rows:
     def fingerprint(self) -> str:
         """A digest of every number."""
         counts = [] if self.frequency is None else [self.frequency]
-        return _digest([self.x, self.y, self.weights, self.offset, *counts])
-
-
-@dataclass(frozen=True, eq=False)
-class Columns:
-    """N observations of any kind: arrays with one leading axis, for losses that look at a row themselves.
-
-    Attributes
-    ----------
-    leaves
-        The arrays.
-    names
-        One name per array.
-    """
-
-    leaves: tuple[NDArray[np.generic], ...]
-    names: tuple[str, ...]
-    response: str = "y"
-    design: Design | None = None
-
-    @property
-    def n(self) -> int:
-        """Number of rows."""
-        return int(self.leaves[0].shape[0])
-
-    def take(self, index: Index | slice) -> Columns:
-        """The rows at `index`; for a slice, views of them."""
-        return replace(self, leaves=tuple(leaf[index] for leaf in self.leaves))
-
-    def blocks(self, width: int | None = None) -> Iterator[Columns]:
-        """Views of the rows, at most `width` numbers to be made of each."""
-        size = max(1, min(self.n, _COLUMN_ELEMENTS // max(1, width or 1)))
-        for start in range(0, self.n, size):
-            yield self.take(slice(start, min(self.n, start + size)))
-
-    def reduce(self, f: Callable[[Columns], Sums], width: int | None = None) -> Sums:
-        """Σ f(block) in a fixed order, one block after the other: what looks at such rows has threads of its own."""
-        return ordered_reduce(list(self.blocks(width)), f, threads=1)
-
-    def sample(self, count: int, seed: int) -> Columns:
-        """`count` rows drawn without replacement, in their original order."""
-        return self.take(chosen_rows(self.n, count, seed))
-
-    def fingerprint(self) -> str:
-        """A digest of every number."""
-        return _digest(self.leaves)
-
-
-def _digest(arrays: Iterable[NDArray[np.generic] | None]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for array in arrays:
-        digest.update(b"none" if array is None else f"{array.dtype} {array.shape}".encode())
-        if array is not None:
-            digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+        return digest_of([self.x, self.y, self.weights, self.offset, *counts])
 
 
 @checked_options

@@ -6,6 +6,7 @@ and draws samples. Nothing else touches whole arrays, so that rows in memory, in
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equipoise.arrays import Index
 from equipoise.checks import whole
@@ -22,7 +24,7 @@ from equipoise.linalg import Sums, fixed_order, tree_sum
 if TYPE_CHECKING:
     from equipoise.data.table import Design
 
-__all__ = ["Source", "chosen_rows", "ordered_reduce"]
+__all__ = ["Source", "chosen_rows", "digest_of", "ordered_reduce"]
 
 Block = TypeVar("Block")
 # Blocks below which starting threads costs more than it saves.
@@ -119,3 +121,13 @@ def chosen_rows(n: int, count: int, seed: int) -> Index:
     if count > n:
         raise InvalidInput("count", f"between 1 and the number of rows, {n}", count, "choose a size in that range")
     return np.sort(np.random.default_rng(seed).choice(n, size=count, replace=False))
+
+
+def digest_of(arrays: Iterable[NDArray[np.generic] | None]) -> str:
+    """A digest of types, shapes and every number."""
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(b"none" if array is None else f"{array.dtype} {array.shape}".encode())
+        if array is not None:
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()

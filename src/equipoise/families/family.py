@@ -57,7 +57,7 @@ class ScalarLoss:
         Examples
         --------
         >>> FAMILIES["poisson"].loss.far_slopes(np.array([0.0, 2.0]))
-        (array([-0., -2.]), array([inf, inf]))
+        (array([ 0., -2.]), array([inf, inf]))
         """
         with np.errstate(over="ignore", invalid="ignore"):
             low, high = (self.d1(np.full(y.shape, end), y, self.constants) for end in (-np.inf, np.inf))

@@ -17,7 +17,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.checks import whole
-from equipoise.data.arrays import Columns
+from equipoise.data.observations import Columns
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import InvalidInput

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array
-from equipoise.data.arrays import Columns
+from equipoise.data.observations import Columns
 from equipoise.errors import InvalidInput
 from equipoise.models.layout import Skeleton, Variables
 

@@ -1,0 +1,67 @@
+"""Observations of any kind, for losses that look at a row themselves: arrays with one leading axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.arrays import Index
+from equipoise.data.source import chosen_rows, digest_of, ordered_reduce
+from equipoise.linalg import Sums
+
+if TYPE_CHECKING:
+    from equipoise.data.design import Design
+
+__all__ = ["Columns"]
+
+# Numbers that a pass makes of one block of columns: the largest intermediate.
+_COLUMN_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """N observations of any kind: arrays with one leading axis, for losses that look at a row themselves.
+
+    Attributes
+    ----------
+    leaves
+        The arrays.
+    names
+        One name per array.
+    """
+
+    leaves: tuple[NDArray[np.generic], ...]
+    names: tuple[str, ...]
+    response: str = "y"
+    design: Design | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of rows."""
+        return int(self.leaves[0].shape[0])
+
+    def take(self, index: Index | slice) -> Columns:
+        """The rows at `index`; for a slice, views of them."""
+        return replace(self, leaves=tuple(leaf[index] for leaf in self.leaves))
+
+    def blocks(self, width: int | None = None) -> Iterator[Columns]:
+        """Views of the rows, at most `width` numbers to be made of each."""
+        size = max(1, min(self.n, _COLUMN_ELEMENTS // max(1, width or 1)))
+        for start in range(0, self.n, size):
+            yield self.take(slice(start, min(self.n, start + size)))
+
+    def reduce(self, f: Callable[[Columns], Sums], width: int | None = None) -> Sums:
+        """Σ f(block) in a fixed order, one block after the other: what looks at such rows has threads of its own."""
+        return ordered_reduce(list(self.blocks(width)), f, threads=1)
+
+    def sample(self, count: int, seed: int) -> Columns:
+        """`count` rows drawn without replacement, in their original order."""
+        return self.take(chosen_rows(self.n, count, seed))
+
+    def fingerprint(self) -> str:
+        """A digest of every number."""
+        return digest_of(self.leaves)
