@@ -67,8 +67,7 @@ def squared_time(tau: Array) -> Array:
 def per_stored_draw(tau: Array, thin: int, length: int) -> Array:
     """Variance of a mean of `length` draws, one every `thin` steps, times `length`, for unit variance.
 
-    With φ = (τ−1)/(τ+1) and a = φ^thin: (1+a)/(1−a) − 2a(1−a^n)/(n(1−a)²). Exact where autocorrelations are φ^k, and
-    without thinning up to the last term, the chain's two ends, whatever they are.
+    For autocorrelations φ^k with φ = (τ−1)/(τ+1), and a = φ^thin: (1+a)/(1−a) − 2a(1−a^n)/(n(1−a)²).
     """
     a = np.clip(((tau - 1.0) / (tau + 1.0)) ** thin, -_MOST, _MOST)
     return (1.0 + a) / (1.0 - a) - 2.0 * a * (1.0 - a**length) / (length * (1.0 - a) ** 2)

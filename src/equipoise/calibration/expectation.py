@@ -86,7 +86,10 @@ def expect(chains: Chains, tuning: Tuning) -> Expected:
     law, cov = tuning.predicted, tuning.expected
     tau, directions = _slowness(law.long_run_cov, law.cov)
     spread = law.cov @ directions
-    mean_cov = (spread * (per_stored_draw(tau, chains.thin, length) / draws)) @ spread.T
+    steps = length * chains.thin
+    # of all iterates it is exact; that of one in `thin` is larger by what autocorrelations φ^k would make it
+    thinned = per_stored_draw(tau, chains.thin, length) / length - per_stored_draw(tau, 1, steps) / steps
+    mean_cov = (law.iterate_average_cov(steps) + (spread * np.maximum(thinned, 0.0)) @ spread.T) / count
     squares = spread * np.sqrt(_time_of_squares(tau, chains.thin))
     return Expected(
         cov=cov,
