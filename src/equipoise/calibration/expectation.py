@@ -36,7 +36,7 @@ class Expected:
     mean_cov
         Covariance of the mean of all draws.
     floor
-        Relative Monte Carlo error of their covariance, in standard deviations' units ([eq. 6.8]).
+        Relative Monte Carlo error of their covariance, in standard deviations' units (theory eq. 6.8).
     degrees
         Degrees of freedom of that error squared, as a multiple of a χ² variable.
     posterior
