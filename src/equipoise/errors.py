@@ -72,15 +72,20 @@ class FitFailed(EquipoiseError):
 
 
 class InfeasibleTarget(EquipoiseError):
-    """No step matrix reaches the target; `min_inverse_temperature` is the smallest that would, where one exists."""
+    """No step matrix reaches the target; `min_inverse_temperature` is the smallest that would, where one exists.
+
+    For a step of one's own `largest_multiple` is that for which noise can be completed; 0 when none is.
+    """
 
     def __init__(
         self,
         message: str,
         min_inverse_temperature: float | None = None,
         directions: NDArray[np.float64] | None = None,
+        largest_multiple: float | None = None,
     ) -> None:
         self.min_inverse_temperature = min_inverse_temperature
+        self.largest_multiple = largest_multiple
         self.directions = directions
         super().__init__(message)
 

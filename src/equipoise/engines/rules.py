@@ -16,7 +16,7 @@ import numpy as np
 
 from equipoise.arrays import Array, Words
 from equipoise.engines.random import Permutation, add_normals, distinct_rows, internal, rows_with_replacement
-from equipoise.theory.dynamics import BatchRule, Independent, Langevin
+from equipoise.theory.dynamics import BatchRule, Independent
 
 __all__ = [
     "DRAWINGS",
@@ -76,12 +76,9 @@ DRAWINGS: dict[BatchRule, Drawing] = {
     Independent(replacement=True): Drawing(draw_any, permutes=False),
     Independent(replacement=False): Drawing(draw_distinct, permutes=True),
 }
-NOISES: dict[tuple[type, bool], Noise] = {
-    (Langevin, True): Noise(add_nothing, drawn=False),
-    (Langevin, False): Noise(add_normals, drawn=True),
-}
+NOISES = {True: Noise(add_normals, drawn=True), False: Noise(add_nothing, drawn=False)}
 
 
-def noise_of(injected: Langevin) -> tuple[Noise, float]:
+def noise_of(temperature: float) -> tuple[Noise, float]:
     """The noise, and its scale √(2/β) in coordinates in which the step matrix is the identity."""
-    return NOISES[type(injected), injected.silent], sqrt(2.0 * injected.temperature)
+    return NOISES[temperature > 0.0], sqrt(2.0 * temperature)

@@ -20,9 +20,12 @@ from equipoise.models.passes import (
     BoundPass,
     CurvaturePass,
     CurvatureSums,
+    LeveragePass,
+    Leveraging,
     LossPass,
     MomentPass,
     ResidualPass,
+    ScatterPass,
     predictor,
     weighted,
 )
@@ -184,6 +187,16 @@ class LinearProblem:
         """The operator behind K at θ."""
         return LinearCurvature(self.settled(theta), theta)
 
+    def leveraging(self, theta: Array, inverse: Array, hessian: Array) -> Leveraging:
+        """How its rows are drawn by leverage around θ, given H⁻¹ and J."""
+        root = np.linalg.cholesky(symmetric(inverse)).astype(np.float64)
+        if self.model.divergence is None:
+            # no second derivative is negative, so that the mean leverage is tr(H⁻¹J)
+            return Leveraging(root, float(np.sum(inverse * hessian)))
+        here = self.settled(theta)
+        sums = self.source.reduce(LeveragePass(here.model, theta, root))
+        return Leveraging(root, sums.leverage / self.source.n)
+
     def bound_constants(self, theta: Array, radius: float | None) -> BoundConstants:
         """The constants of theory §8 for the losses ℓ_n + R/N, so that their scores average to zero at the minimiser."""
         if self.model.divergence is not None:
@@ -262,6 +275,7 @@ class LinearCurvature:
 
     problem: LinearProblem
     theta: Array
+    leverage: Leveraging | None = None
     _last: dict[bytes, CurvatureSums] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -277,10 +291,20 @@ class LinearCurvature:
         """mean t_n (x_nᵀ S x_n) x_n."""
         return self._sums(S).third / self.problem.source.n
 
+    def scatter(self) -> Array:
+        """mean g_n² x_n x_nᵀ."""
+        sums = self.problem.source.reduce(ScatterPass(self.problem.model, self.theta, self.leverage))
+        return symmetric(sums.scatter) / self.problem.source.n
+
+    def leveraged(self, inverse: Array, hessian: Array) -> LinearCurvature:
+        """The same for rows drawn by leverage."""
+        leverage = self.problem.leveraging(self.theta, inverse, hessian)
+        return LinearCurvature(self.problem, self.theta, leverage)
+
     def _sums(self, S: Array) -> CurvatureSums:
         key = S.tobytes()
         if key not in self._last:
-            sums = self.problem.source.reduce(CurvaturePass.at(self.problem.model, self.theta, S))
+            sums = self.problem.source.reduce(CurvaturePass.at(self.problem.model, self.theta, S, self.leverage))
             self._last.clear()
             self._last[key] = sums
         return self._last[key]

@@ -13,6 +13,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.linalg import quadratic_forms, symmetric, weighted_gram
+from equipoise.theory.moments import emphasis
 
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM
@@ -22,12 +23,17 @@ __all__ = [
     "BoundSums",
     "CurvaturePass",
     "CurvatureSums",
+    "LeveragePass",
+    "LeverageSums",
+    "Leveraging",
     "LossPass",
     "LossSums",
     "MomentPass",
     "MomentSums",
     "ResidualPass",
     "ResidualSums",
+    "ScatterPass",
+    "ScatterSums",
     "counted",
     "predictor",
     "weighted",
@@ -109,6 +115,74 @@ class MomentPass:
         )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Leveraging:
+    """Rows drawn in proportion to their leverages l_n = |h_n| x_nᵀ H⁻¹ x_n, but for a share (theory §13).
+
+    Attributes
+    ----------
+    root
+        R with H⁻¹ = R Rᵀ.
+    mean
+        The mean leverage of all observations.
+    """
+
+    root: Array
+    mean: float
+
+    def of(self, x: Array, h: Array) -> Array:
+        """Leverages of rows with these second derivatives."""
+        half = x @ self.root
+        return np.abs(h) * np.einsum("ni,ni->n", half, half)
+
+    def emphasis(self, x: Array, h: Array) -> Array:
+        """1/(N p_n)."""
+        return emphasis(self.of(x, h), self.mean)
+
+
+class LeverageSums(NamedTuple):
+    """Σ l."""
+
+    leverage: float
+
+
+@dataclass(frozen=True)
+class LeveragePass:
+    """Leverages at θ."""
+
+    model: GLM
+    theta: Array
+    root: Array
+
+    def __call__(self, rows: Rows) -> LeverageSums:
+        """The sum over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        h = weighted(rows, loss.d2(eta, rows.y, loss.constants))
+        return LeverageSums(float(np.sum(counted(rows, Leveraging(self.root, 1.0).of(rows.x, h)))))
+
+
+class ScatterSums(NamedTuple):
+    """Σ g² x xᵀ."""
+
+    scatter: Array
+
+
+@dataclass(frozen=True)
+class ScatterPass:
+    """Scores at θ, of rows as they are drawn."""
+
+    model: GLM
+    theta: Array
+    leverage: Leveraging | None
+
+    def __call__(self, rows: Rows) -> ScatterSums:
+        """The sum over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        g, h = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2))
+        square = g**2 if self.leverage is None else g**2 * self.leverage.emphasis(rows.x, h)
+        return ScatterSums(weighted_gram(rows.x, counted(rows, square)))
+
+
 class CurvatureSums(NamedTuple):
     """Σ h² (xᵀSx) x xᵀ and Σ t (xᵀSx) x."""
 
@@ -124,22 +198,24 @@ class CurvaturePass:
     theta: Array
     S: Array
     root: Array | None
+    leverage: Leveraging | None
 
     @staticmethod
-    def at(model: GLM, theta: Array, S: Array) -> CurvaturePass:
+    def at(model: GLM, theta: Array, S: Array, leverage: Leveraging | None = None) -> CurvaturePass:
         """The pass for S; a Cholesky root, where there is one, halves its cost."""
         try:
             root = np.linalg.cholesky(symmetric(S)).astype(np.float64)
         except np.linalg.LinAlgError:
             root = None
-        return CurvaturePass(model, theta, S, root)
+        return CurvaturePass(model, theta, S, root, leverage)
 
     def __call__(self, rows: Rows) -> CurvatureSums:
         """Sums over one block."""
         loss, eta = self.model.loss, predictor(rows, self.theta)
         h, t = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d2, loss.d3))
         q = quadratic_forms(rows.x, self.S, self.root)
-        return CurvatureSums(weighted_gram(rows.x, counted(rows, q * h**2)), counted(rows, q * t) @ rows.x)
+        square = q * h**2 if self.leverage is None else q * h**2 * self.leverage.emphasis(rows.x, h)
+        return CurvatureSums(weighted_gram(rows.x, counted(rows, square)), counted(rows, q * t) @ rows.x)
 
 
 class ResidualSums(NamedTuple):

@@ -18,7 +18,18 @@ from equipoise.errors import InvalidInput
 if TYPE_CHECKING:
     from equipoise.theory.moments import Moments
 
-__all__ = ["GRADIENTS", "BatchRule", "Dynamics", "Gradient", "Independent", "Langevin", "Plain"]
+__all__ = [
+    "BATCHES",
+    "GRADIENTS",
+    "BatchRule",
+    "ControlVariate",
+    "Dynamics",
+    "Epochs",
+    "Gradient",
+    "Independent",
+    "Leverage",
+    "Plain",
+]
 
 
 class Gradient(Protocol):
@@ -29,8 +40,8 @@ class Gradient(Protocol):
         """What `Dynamics` calls it."""
         ...
 
-    def score_cov(self, moments: Moments) -> Array:
-        """Covariance of one row's term at the minimiser; K(S) comes on top of it (theory §2)."""
+    def score_cov(self, moments: Moments, rule: BatchRule) -> Array:
+        """Covariance of one drawn row's term at the minimiser; K(S) comes on top of it (theory §2)."""
         ...
 
 
@@ -40,12 +51,23 @@ class Plain:
 
     name: str = "plain"
 
-    def score_cov(self, moments: Moments) -> Array:
+    def score_cov(self, moments: Moments, rule: BatchRule) -> Array:
         """V: at the minimiser every row still pulls its own way."""
-        return moments.score_cov
+        return moments.drawn_score_cov(rule)
 
 
-GRADIENTS: dict[str, Gradient] = {"plain": Plain()}
+@dataclass(frozen=True)
+class ControlVariate:
+    """The mean of ∇ℓ_n(θ) − ∇ℓ_n(θ̂) over a batch, plus the mean of ∇ℓ_n(θ̂) over all rows (theory §12)."""
+
+    name: str = "control-variate"
+
+    def score_cov(self, moments: Moments, rule: BatchRule) -> Array:
+        """Nothing: at the minimiser every row says the same."""
+        return np.zeros_like(moments.score_cov)
+
+
+GRADIENTS: dict[str, Gradient] = {"plain": Plain(), "control-variate": ControlVariate()}
 
 
 class BatchRule(Protocol):
@@ -54,6 +76,11 @@ class BatchRule(Protocol):
     @property
     def name(self) -> str:
         """What `Dynamics` calls it."""
+        ...
+
+    @property
+    def weighted(self) -> bool:
+        """Whether rows are drawn by leverage, and weighed for it."""
         ...
 
     def factor(self, batch_size: int, n: int) -> float:
@@ -67,28 +94,51 @@ class Independent:
 
     replacement: bool
     name: str = "independent"
+    weighted: bool = False
 
     def factor(self, batch_size: int, n: int) -> float:
         """1/B with replacement, (N−B)/(B(N−1)) without."""
-        if self.replacement:
-            return 1.0 / batch_size
-        return (n - batch_size) / (batch_size * (n - 1)) if n > 1 else 0.0
+        return 1.0 / batch_size if self.replacement else _without_replacement(batch_size, n)
 
 
 @dataclass(frozen=True)
-class Langevin:
-    """Injected normal noise with covariance (2/β) Λ; at temperature zero there is none."""
+class Leverage:
+    """Rows drawn with replacement, in proportion to what they bend the loss by, and weighed by the inverse (theory §13)."""
 
-    temperature: float
+    name: str = "leverage"
+    weighted: bool = True
 
-    @property
-    def silent(self) -> bool:
-        """Whether nothing is injected."""
-        return self.temperature == 0.0
+    def factor(self, batch_size: int, n: int) -> float:
+        """1/B."""
+        return 1.0 / batch_size
 
-    def covariance(self, step: Array) -> Array:
-        """What one step injects."""
-        return 2.0 * self.temperature * step
+
+@dataclass(frozen=True)
+class Epochs:
+    """One permutation of the rows per pass, cut into batches: what `DataLoader(shuffle=True)` does (theory §15).
+
+    An incomplete last batch is left out with `drop_last`.
+    """
+
+    drop_last: bool
+    name: str = "epochs"
+    weighted: bool = False
+
+    def factor(self, batch_size: int, n: int) -> float:
+        """(N−B)/(B(N−1)): a batch alone is one drawn without replacement."""
+        return _without_replacement(batch_size, n)
+
+    def sizes(self, batch_size: int, n: int) -> tuple[int, ...]:
+        """The sizes of the batches of an epoch."""
+        whole_batches, rest = divmod(n, batch_size)
+        return (batch_size,) * whole_batches + ((rest,) if rest and not self.drop_last else ())
+
+
+BATCHES = ("independent", "leverage", "epochs")
+
+
+def _without_replacement(batch_size: int, n: int) -> float:
+    return (n - batch_size) / (batch_size * (n - 1)) if n > 1 else 0.0
 
 
 @checked_fields
@@ -103,13 +153,17 @@ class Dynamics:
     momentum
         Heavy-ball coefficient κ in [0, 1).
     inverse_temperature
-        β; infinity is SGD, the number of rows is canonical SGLD.
+        β; infinity is SGD, the number of rows is canonical SGLD. `"auto"` lets `eq.tune` choose the one with which the
+        slowest direction of a control-variate chain mixes fastest (theory §12).
     replacement
-        Whether the rows of one batch are drawn with replacement.
+        Whether the rows of one batch are drawn with replacement; epochs never do, leverage always does.
     gradient
-        The gradient estimator: `"plain"`.
+        The gradient estimator: `"plain"`, or `"control-variate"`, which subtracts each row's gradient at the minimiser.
     batches
-        The batch rule: `"independent"`.
+        The batch rule: `"independent"`, `"leverage"` (rows drawn in proportion to their leverage), or `"epochs"` (one
+        permutation per pass over the data).
+    drop_last
+        Whether epochs leave out an incomplete last batch.
 
     Examples
     --------
@@ -121,10 +175,11 @@ class Dynamics:
 
     batch_size: int
     momentum: float = 0.0
-    inverse_temperature: float = np.inf
+    inverse_temperature: float | str = np.inf
     replacement: bool = True
     gradient: str = "plain"
     batches: str = "independent"
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size, 1, "pass an int such as 100"))
@@ -133,15 +188,24 @@ class Dynamics:
             raise InvalidInput(
                 "momentum", "at least 0 and below 1", shown(self.momentum), "use 0 for none, 0.9 for a common choice"
             )
-        if not (is_number(self.inverse_temperature) and self.inverse_temperature > 0.0):
+        object.__setattr__(self, "drop_last", flag("drop_last", self.drop_last))
+        beta = self.inverse_temperature
+        if beta != "auto" and not (is_number(beta) and beta > 0.0):
             raise InvalidInput(
                 "inverse_temperature",
-                "positive",
+                "positive, or 'auto'",
                 shown(self.inverse_temperature),
                 "use numpy.inf for SGD, the number of rows for SGLD",
             )
         one_of("gradient", self.gradient, GRADIENTS)
-        one_of("batches", self.batches, ("independent",))
+        one_of("batches", self.batches, BATCHES)
+        if self.batches == "leverage" and not self.replacement:
+            raise InvalidInput(
+                "replacement",
+                "True with batches='leverage'",
+                False,
+                "leave it out: those rows are drawn with replacement",
+            )
 
     @property
     def estimator(self) -> Gradient:
@@ -151,16 +215,17 @@ class Dynamics:
     @property
     def rule(self) -> BatchRule:
         """The batch rule."""
-        return Independent(self.replacement)
-
-    @property
-    def injected(self) -> Langevin:
-        """The injected noise."""
-        return Langevin(self.temperature)
+        if self.batches == "epochs":
+            return Epochs(self.drop_last)
+        return Leverage() if self.batches == "leverage" else Independent(self.replacement)
 
     @property
     def temperature(self) -> float:
         """1/β, zero for SGD."""
+        if isinstance(self.inverse_temperature, str):
+            raise InvalidInput(
+                "inverse_temperature", "a number for this", "'auto'", "let eq.tune resolve it: see tuning.dynamics"
+            )
         return 1.0 / self.inverse_temperature
 
     def noise_factor(self, n: int) -> float:

@@ -21,12 +21,12 @@ def _joint(modes: Modes, S: Array) -> Array:
     """(Cov(z, z), Cov(m̃, z)) as (2, D, D).
 
     From z_t = z_{t−1} − m̃_t + noise at stationarity:
-    Cov(m̃_i, z_j) = ((κ d_i − d_j) S_ij) / (1 − κ²) + (2/β) δ_ij / (1 + κ).
+    Cov(m̃_i, z_j) = ((κ d_i − d_j) S_ij) / (1 − κ²) + (R⁻¹ M R⁻ᵀ)_ij / (1 + κ).
     """
     k, d = modes.momentum, modes.rates
     if k == 0.0 or not modes.discrete:
         return np.stack([S, np.zeros_like(S)])
-    cross = np.subtract.outer(k * d, d) * S / (1.0 - k * k) + np.eye(d.size) * 2.0 * modes.temperature / (1.0 + k)
+    cross = np.subtract.outer(k * d, d) * S / (1.0 - k * k) + modes.noise / (1.0 + k)
     return np.stack([S, cross])
 
 

@@ -7,11 +7,12 @@ independent pairs
 
 and every proxy's stationary equation, with or without momentum, is one symmetric equation for S = R⁻¹ Σ R⁻ᵀ:
 
-    E ∘ S − F ∘ S − Rᵀ K(R S Rᵀ) R = Rᵀ C₀ R + diag(t),
+    E ∘ S − F ∘ S − Rᵀ K(R S Rᵀ) R = Rᵀ C₀ R + G ∘ R⁻¹ M R⁻ᵀ,
     E_ij = (1−κ)(d_i + d_j),   F_ij = ((1+κ²) d_i d_j − κ (d_i² + d_j²)) / (1−κ²),
-    t_i  = (1−κ)² 2/β + (4/β) κ/(1+κ) d_i.
+    G_ij = (1−κ)² + κ/(1+κ) (d_i + d_j),
 
-Continuous time drops F and the second part of t.
+with M the covariance of the injected noise: R⁻¹ M R⁻ᵀ = (2/β) I for Langevin noise (2/β) Λ. Continuous time drops F and
+the second part of G.
 """
 
 from __future__ import annotations
@@ -63,8 +64,10 @@ class Modes:
         R, and R⁻¹.
     rates
         d, the eigenvalues of ΛH.
-    momentum, temperature
-        κ and 1/β.
+    momentum
+        κ.
+    noise
+        R⁻¹ M R⁻ᵀ, the covariance of the injected noise.
     discrete
         Whether time is discrete.
     """
@@ -73,22 +76,19 @@ class Modes:
     dual: Array
     rates: Array
     momentum: float
-    temperature: float
+    noise: Array
     discrete: bool
 
     @classmethod
-    def of(cls, step: Array, hessian: Array, momentum: float, temperature: float, discrete: bool) -> Modes:
-        """Diagonalise the mean dynamics of a step matrix."""
+    def of(cls, step: Array, hessian: Array, momentum: float, injected: float | Array, discrete: bool) -> Modes:
+        """Diagonalise the mean dynamics of a step matrix; `injected` is the temperature 1/β, or M."""
         L = cholesky(step, lower=True)
         rates, U = eigh(L.T @ hessian @ L)
-        return cls(
-            L @ U,
-            U.T @ solve_triangular(L, np.eye(len(L)), lower=True),
-            rates,
-            momentum,
-            temperature,
-            discrete,
+        dual = U.T @ solve_triangular(L, np.eye(len(L)), lower=True)
+        noise = (
+            symmetric(dual @ injected @ dual.T) if isinstance(injected, np.ndarray) else 2.0 * injected * np.eye(len(L))
         )
+        return cls(L @ U, dual, rates, momentum, noise, discrete)
 
     @property
     def first_order(self) -> Array:
@@ -104,11 +104,16 @@ class Modes:
         return ((1.0 + k * k) * np.outer(d, d) - k * np.add.outer(d * d, d * d)) / (1.0 - k * k)
 
     @property
+    def response(self) -> Array:
+        """G: what the injected noise counts for."""
+        k, d = self.momentum, self.rates
+        later = k / (1.0 + k) * np.add.outer(d, d) if self.discrete else 0.0
+        return np.full((d.size, d.size), (1.0 - k) ** 2) + later
+
+    @property
     def injected(self) -> Array:
-        """t, the diagonal source due to the injected noise."""
-        k, T = self.momentum, self.temperature
-        t = np.full(self.rates.size, 2.0 * T * (1.0 - k) ** 2)
-        return t + 4.0 * T * k / (1.0 + k) * self.rates if self.discrete else t
+        """G ∘ R⁻¹ M R⁻ᵀ, the source due to the injected noise."""
+        return self.response * self.noise
 
     @property
     def mean_is_stable(self) -> bool:

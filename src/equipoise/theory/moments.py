@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.linalg import eigh
 
 from equipoise.arrays import Array
 from equipoise.checks import checked_options, finite_array, instance, numeric_array, shown, whole
 from equipoise.errors import InvalidInput
 from equipoise.linalg import blocks, symmetric
-from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.dynamics import BatchRule, Dynamics
 
-__all__ = ["Bound", "Curvature", "DenseCurvature", "Moments"]
+__all__ = ["Bound", "Curvature", "DenseCurvature", "Moments", "emphasis"]
 
 
 class Curvature(Protocol):
@@ -34,6 +36,14 @@ class Curvature(Protocol):
         """∇³L[S] = mean over n of ∇ tr(∇²ℓ_n S)."""
         ...
 
+    def scatter(self) -> Array:
+        """mean g_n g_nᵀ."""
+        ...
+
+    def leveraged(self, inverse: Array, hessian: Array) -> Curvature:
+        """The same for rows drawn by leverage, given H⁻¹ and J: second moments are over N p_n (theory §13)."""
+        ...
+
 
 class Bound(Protocol):
     """What can be attached to moments: a problem."""
@@ -47,12 +57,24 @@ class Bound(Protocol):
         ...
 
 
+_UNIFORM = 0.1  # share of leverage sampling that draws all rows alike, so that no weight exceeds its inverse
+
+
+def emphasis(leverage: Array, mean: float) -> Array:
+    """1/(N p_n) of rows drawn with p_n = 0.1/N + 0.9 l_n/Σl (theory §13)."""
+    if mean <= 0.0:
+        return np.ones_like(leverage)
+    return 1.0 / (_UNIFORM + (1.0 - _UNIFORM) / mean * leverage)
+
+
 @dataclass(frozen=True)
 class DenseCurvature:
     """Curvature from explicit per-observation Hessians (N, D, D), for anyone's own numbers and for tests."""
 
     hessians: Array
+    scores: Array
     thirds: Array | None = None
+    emphasis: Array | None = None
 
     @property
     def travels(self) -> bool:
@@ -65,8 +87,19 @@ class DenseCurvature:
         total = np.zeros((dim, dim))
         for rows in blocks(n, dim * dim):
             J = self.hessians[rows]
-            total += np.einsum("nij,njk->ik", J @ S, J, optimize=True)
+            left = J if self.emphasis is None else J * self.emphasis[rows, None, None]
+            total += np.einsum("nij,njk->ik", left @ S, J, optimize=True)
         return symmetric(total) / n
+
+    def scatter(self) -> Array:
+        """mean g_n g_nᵀ."""
+        left = self.scores if self.emphasis is None else self.scores * self.emphasis[:, None]
+        return symmetric(left.T @ self.scores) / len(left)
+
+    def leveraged(self, inverse: Array, hessian: Array) -> DenseCurvature:
+        """The same for rows drawn by leverage."""
+        leverage = np.abs(np.einsum("nij,ji->n", self.hessians, inverse))
+        return replace(self, emphasis=emphasis(leverage, float(leverage.mean())))
 
     def third(self, S: Array) -> Array:
         """∇³L[S]; unknown (NaN) when no third derivatives were given."""
@@ -119,19 +152,58 @@ class Moments:
         """Number of parameters D."""
         return self.hessian.shape[0]
 
-    def curvature_noise(self, S: ArrayLike) -> Array:
-        """K(S) = mean J_n S J_n − J S J."""
+    def curvature_noise(self, S: ArrayLike, dynamics: Dynamics | None = None) -> Array:
+        """K(S) = mean J_n S J_n − J S J; with batches by leverage that of the weighted rows (theory §13)."""
         S = self._matrix(S)
-        return symmetric(self._operator().quadratic(S) - self.loss_hessian @ S @ self.loss_hessian)
+        operator = self._operator() if dynamics is None else self.drawn(dynamics.rule)
+        return symmetric(operator.quadratic(S) - self.loss_hessian @ S @ self.loss_hessian)
+
+    @checked_options
+    def curvature_number(self, target: str | ArrayLike, dynamics: Dynamics | None = None) -> float:
+        """ρ = λ_max(Σ⁻¹ H⁻¹ K(Σ) H⁻¹): about how many rows an effective draw costs with control variates (theory §13).
+
+        Parameters
+        ----------
+        target
+            Σ, as a matrix or by name.
+        dynamics
+            With `batches="leverage"`, ρ is that of the weighted rows.
+        """
+        from equipoise.theory.targets import target_matrix  # targets are made from moments
+
+        matrix = target_matrix(target, self)
+        if dynamics is not None:
+            instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
+        return self.relative_noise(self.curvature_noise(matrix, dynamics), matrix)
+
+    def relative_noise(self, noise: Array, cov: Array) -> float:
+        """λ_max(Σ⁻¹ H⁻¹ C H⁻¹)."""
+        pulled = np.linalg.solve(self.hessian, np.linalg.solve(self.hessian, noise).T)
+        return float(eigh(symmetric(pulled), cov, eigvals_only=True)[-1])
+
+    def drawn(self, rule: BatchRule) -> Curvature:
+        """The curvature of rows as a batch rule draws them."""
+        return self._leveraged if rule.weighted else self._operator()
+
+    def drawn_score_cov(self, rule: BatchRule) -> Array:
+        """The covariance of a drawn row's score: V, or that of the weighted rows."""
+        if not rule.weighted:
+            return self.score_cov
+        return symmetric(self._leveraged.scatter() - np.outer(self.mean_score, self.mean_score))
+
+    @cached_property
+    def _leveraged(self) -> Curvature:
+        return self._operator().leveraged(np.linalg.inv(self.hessian).astype(np.float64), self.loss_hessian)
 
     def third_derivative(self, S: ArrayLike) -> Array:
         """∇³L(θ̂)[S], a vector."""
         return self._operator().third(self._matrix(S))
 
     def gradient_noise(self, S: ArrayLike, dynamics: Dynamics) -> Array:
-        """C(S) = b (V + K(S)), the stationary mean of the gradient covariance."""
+        """C(S) = b (V + K(S)), the stationary mean of the gradient covariance; b K(S) with control variates."""
         instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
-        return dynamics.noise_factor(self.n) * (dynamics.estimator.score_cov(self) + self.curvature_noise(S))
+        still = dynamics.estimator.score_cov(self, dynamics.rule)
+        return dynamics.noise_factor(self.n) * (still + self.curvature_noise(S, dynamics))
 
     def attach(self, problem: Bound) -> Moments:
         """The same moments with a reference to the problem they were taken of."""
@@ -159,7 +231,7 @@ class Moments:
 
     def __getstate__(self) -> dict[str, object]:
         kept = self.curvature if self.curvature is not None and self.curvature.travels else None
-        return {**vars(self), "curvature": kept}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"curvature": kept}
 
     def __deepcopy__(self, memo: dict[int, object]) -> Moments:
         # a copy in the same process still knows its problem
@@ -217,7 +289,7 @@ class Moments:
             mean_score=g.mean(axis=0),
             # tr(J⁻¹V)/D: equals σ²/s² for a well-specified linear model with any covariates
             noise_ratio=float(np.trace(np.linalg.lstsq(J, V, rcond=None)[0]) / dim),
-            curvature=DenseCurvature(J_n, third),
+            curvature=DenseCurvature(J_n, g, third),
         )
 
 

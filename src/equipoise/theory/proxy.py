@@ -62,7 +62,10 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
     """
     b, J = dynamics.noise_factor(moments.n), moments.loss_hessian
     if proxy == "dq-exact":
-        return Noise(b * dynamics.estimator.score_cov(moments), lambda S: b * moments.curvature_noise(S))
+        still = dynamics.estimator.score_cov(moments, dynamics.rule)
+        return Noise(b * still, lambda S: b * moments.curvature_noise(S, dynamics))
+    if proxy in PROXIES:
+        _require_plain(proxy, dynamics)
     if proxy == "ct":
         return Noise(b * moments.score_cov, None, discrete=False)
     if proxy == "dq-const":
@@ -72,3 +75,10 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
     raise InvalidInput(
         "proxy", f"one of {', '.join(PROXIES)}", repr(proxy), "use 'dq-exact' unless you compare proxies"
     )
+
+
+def _require_plain(proxy: str, dynamics: Dynamics) -> None:
+    """The other proxies model the noise of plain gradients of independent batches, and have no other counterpart."""
+    for name, given, plain in (("gradient", dynamics.gradient, "plain"), ("batches", dynamics.batches, "independent")):
+        if given != plain:
+            raise InvalidInput("proxy", f"'dq-exact' with {name}={given!r}", repr(proxy), "leave proxy out")

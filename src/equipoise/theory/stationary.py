@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -47,6 +48,8 @@ class Stationary:
         The moments it was computed from.
     bias
         The mean bias where it is already known; it takes a pass over the data, and is else computed when asked for.
+    completion
+        The covariance of the injected noise, where it is not the dynamics' own (theory §13).
     """
 
     cov: Array
@@ -57,13 +60,19 @@ class Stationary:
     proxy: str
     moments: Moments = field(repr=False)
     bias: Array | None = field(repr=False, default=None)
+    completion: Array | None = field(repr=False, default=None)
 
     @property
     def hessian(self) -> Array:
         """H."""
         return self.moments.hessian
 
-    def attach(self, problem: Bound) -> Stationary:
+    @property
+    def noise(self) -> Array:
+        """M: covariance of the noise injected at every step; zeros for SGD."""
+        return 2.0 * self.dynamics.temperature * self.step if self.completion is None else self.completion
+
+    def attach(self, problem: Bound) -> Self:
         """The same law with a reference to the problem it belongs to."""
         return replace(self, moments=self.moments.attach(problem))
 
@@ -77,7 +86,7 @@ class Stationary:
     @cached_property
     def modes(self) -> Modes:
         """The coordinates in which the mean dynamics is diagonal."""
-        return _modes(self.step, self.hessian, self.dynamics, discrete=self.proxy != "ct")
+        return _modes(self.step, self.hessian, self.dynamics, self.completion, discrete=self.proxy != "ct")
 
     @cached_property
     @in_fixed_order
@@ -99,11 +108,13 @@ class Stationary:
 
     @cached_property
     def long_run_cov(self) -> Array:
-        """Σ_∞ = Σ over all lags of Ξ_k = H⁻¹ (C(Σ) + (1−κ)² (2/β) Λ⁻¹) H⁻¹."""
-        k, T = self.dynamics.momentum, self.dynamics.temperature
-        source = self.gradient_noise
-        if T > 0.0:
-            source = source + 2.0 * T * (1.0 - k) ** 2 * cho_solve(cho_factor(self.step), np.eye(len(self.step)))
+        """Σ_∞ = Σ over all lags of Ξ_k = H⁻¹ (C(Σ) + (1−κ)² Λ⁻¹ M Λ⁻¹) H⁻¹, M the injected noise: (2/β) Λ, or completed."""
+        source, T = self.gradient_noise, self.dynamics.temperature
+        factor, rest = cho_factor(self.step), (1.0 - self.dynamics.momentum) ** 2
+        if self.completion is not None:
+            source = source + rest * cho_solve(factor, cho_solve(factor, self.completion).T)
+        elif T > 0.0:
+            source = source + 2.0 * T * rest * cho_solve(factor, np.eye(len(self.step)))
         return _between(self.hessian, source)
 
     def iact(self, direction: ArrayLike | None = None) -> float:
@@ -177,7 +188,7 @@ class Stationary:
         if not self.modes.discrete:
             return mean_radius2(self.modes)
         if self.dynamics.momentum == 0.0:
-            source = self.modes.force(self.score_noise) + np.diag(self.modes.injected)
+            source = self.modes.force(self.score_noise) + self.modes.injected
             gain = float(eigh(source, self._spread, eigvals_only=True)[0])
             if gain > 1e-8:
                 return 1.0 - min(gain, 1.0)
@@ -186,7 +197,14 @@ class Stationary:
 
 @checked_options
 @in_fixed_order
-def stationary(moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str = "dq-exact") -> Stationary:
+def stationary(
+    moments: Moments,
+    step: ArrayLike,
+    dynamics: Dynamics,
+    proxy: str = "dq-exact",
+    *,
+    noise: ArrayLike | None = None,
+) -> Stationary:
     """The stationary law of a chain with a given step.
 
     Solves ``Σ = A Σ Aᵀ + Λ C(Σ) Λ + (2/β) Λ`` (theory eq. 4.1; with momentum eq. 4.3) without forming a D²×D² matrix.
@@ -201,6 +219,8 @@ def stationary(moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str
         Batch size, momentum, temperature, replacement.
     proxy
         `"dq-exact"` (default), `"dq-const"`, `"lr-ws"` or `"ct"`.
+    noise
+        Covariance (D, D) of the noise injected at every step, in place of the dynamics' (2/β) Λ (theory §13).
 
     Returns
     -------
@@ -211,34 +231,70 @@ def stationary(moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str
     UnstableStep
         If no stationary covariance exists; the error carries the largest stable multiple of the step.
     InvalidInput
-        If the proxy puts a matrix for the noise that is no covariance: an indefinite Hessian.
+        If the proxy puts a matrix for the noise that is no covariance: an indefinite Hessian. And for a control-variate
+        chain into which no noise is injected: it stops at the minimiser.
     """
     require_chain(moments, dynamics)
     Lam = step_matrix(step, moments.dim)
-    noise = proxy_noise(moments, dynamics, proxy)
-    modes = _modes(Lam, moments.hessian, dynamics, noise.discrete)
-    S = _solve(modes, noise) if modes.mean_is_stable else None
+    completion = None if noise is None else _injected(noise, moments.dim, dynamics)
+    if completion is None:
+        require_noise(dynamics)
+    gradient = proxy_noise(moments, dynamics, proxy)
+    modes = _modes(Lam, moments.hessian, dynamics, completion, gradient.discrete)
+    S = _solve(modes, gradient) if modes.mean_is_stable else None
     if S is None:
-        radius = spectral_radius(modes, noise)
+        radius = spectral_radius(modes, gradient)
         if modes.mean_is_stable and radius < 1.0:
             raise InvalidInput(
                 "proxy",
                 "one whose gradient noise is a covariance here",
-                f"{proxy!r}, whose noise has the eigenvalue {float(np.linalg.eigvalsh(noise.constant)[0]):.2g}",
+                f"{proxy!r}, whose noise has the eigenvalue {float(np.linalg.eigvalsh(gradient.constant)[0]):.2g}",
                 "use 'dq-exact', or take moments where the loss is convex",
             )
-        raise UnstableStep(radius, largest_multiple(modes, noise))
-    return law(moments, modes.outward(S), Lam, dynamics, proxy)
+        raise UnstableStep(radius, largest_multiple(modes, gradient))
+    return law(moments, modes.outward(S), Lam, dynamics, proxy, completion=completion)
 
 
 def law(
-    moments: Moments, cov: Array, step: Array, dynamics: Dynamics, proxy: str, gradient_noise: Array | None = None
+    moments: Moments,
+    cov: Array,
+    step: Array,
+    dynamics: Dynamics,
+    proxy: str,
+    gradient_noise: Array | None = None,
+    completion: Array | None = None,
 ) -> Stationary:
     """The law whose covariance, and perhaps C(Σ), are already known: no equation is solved."""
     noise = proxy_noise(moments, dynamics, proxy)
     cov = symmetric(cov)
     C = noise.at(cov) if gradient_noise is None else gradient_noise
-    return Stationary(cov, step, C, noise.constant, dynamics, proxy, moments)
+    return Stationary(cov, step, C, noise.constant, dynamics, proxy, moments, completion=completion)
+
+
+def require_noise(dynamics: Dynamics) -> None:
+    """Refuse a control-variate chain without injected noise."""
+    if dynamics.gradient == "control-variate" and dynamics.temperature == 0.0:
+        raise InvalidInput(
+            "inverse_temperature",
+            "finite with gradient='control-variate': without injected noise the chain stops at the minimiser",
+            "infinity",
+            "use inverse_temperature='auto' or noise='completed' in eq.tune, or give a number",
+        )
+
+
+def _injected(noise: ArrayLike, dim: int, dynamics: Dynamics) -> Array:
+    """A covariance to inject; singular ones are fine."""
+    matrix = finite_array("noise", noise, "pass a covariance matrix, such as tuning.noise")
+    if dynamics.inverse_temperature != np.inf:
+        raise InvalidInput(
+            "noise", "left out with a finite inverse_temperature", "a matrix", "give one of the two: both inject noise"
+        )
+    if matrix.shape != (dim, dim):
+        raise InvalidInput("noise", f"of shape ({dim}, {dim})", f"shape {matrix.shape}", "match the parameters")
+    scale = float(np.abs(matrix).max())
+    if np.abs(matrix - matrix.T).max() > 1e-8 * scale or np.linalg.eigvalsh(symmetric(matrix))[0] < -1e-10 * scale:
+        raise InvalidInput("noise", "a covariance: symmetric, no negative eigenvalue", "another matrix", "check it")
+    return symmetric(matrix)
 
 
 def require_chain(moments: object, dynamics: object) -> None:
@@ -290,16 +346,18 @@ def max_stable_step(
     require_chain(moments, dynamics)
     Lam = step_matrix(1.0 if direction is None else direction, moments.dim, "direction")
     noise = proxy_noise(moments, dynamics, proxy)
-    return largest_multiple(_modes(Lam, moments.hessian, dynamics, noise.discrete), noise)
+    # what is injected does not matter for stability
+    return largest_multiple(Modes.of(Lam, moments.hessian, dynamics.momentum, 0.0, noise.discrete), noise)
 
 
-def _modes(step: Array, hessian: Array, dynamics: Dynamics, discrete: bool) -> Modes:
-    return Modes.of(step, hessian, dynamics.momentum, dynamics.temperature, discrete)
+def _modes(step: Array, hessian: Array, dynamics: Dynamics, completion: Array | None, discrete: bool) -> Modes:
+    injected = dynamics.temperature if completion is None else completion
+    return Modes.of(step, hessian, dynamics.momentum, injected, discrete)
 
 
 def _solve(modes: Modes, noise: Noise) -> Array | None:
     """The stationary covariance in the modes' coordinates; None when there is none."""
-    source = modes.force(noise.constant) + np.diag(modes.injected)
+    source = modes.force(noise.constant) + modes.injected
     S, residual = balance(modes, noise, source)
     # A positive solution of S = T(S) + source certifies ρ(T) < 1; an indefinite operator gives none.
     if not np.isfinite(S).all() or np.linalg.eigvalsh(S)[0] < -1e-9 * np.abs(S).max():

@@ -6,16 +6,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
-from equipoise.checks import checked_options, instance, one_of
-from equipoise.errors import FitFailed, InfeasibleTarget
+from equipoise.checks import checked_options, instance, is_number, one_of, shown
+from equipoise.errors import FitFailed, InfeasibleTarget, InvalidInput
 from equipoise.linalg import in_fixed_order, symmetric
+from equipoise.theory.completion import MARGIN, Completion, largest_fidelity_step
 from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.modes import step_matrix
 from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.momentum import StepEquation, solve_step
 from equipoise.theory.proxy import proxy_noise
-from equipoise.theory.stationary import Stationary, law, require_spread, stationary
+from equipoise.theory.stationary import Stationary, law, require_noise, require_spread, stationary
 from equipoise.theory.structured import best_structured, divergence
 from equipoise.theory.targets import target_matrix
 
@@ -44,6 +47,8 @@ class Tuning:
         Kullback–Leibler divergence from N(0, target) of N(0, predicted covariance): 0 for a full matrix.
     internal
         The covariance the step was tuned to when a pilot run showed that the target itself would be missed; else None.
+    fidelity
+        The share of the posterior's skewness the step was chosen for; None when it was not.
     """
 
     step: Array
@@ -55,10 +60,19 @@ class Tuning:
     structure: str
     distance: float
     internal: Array | None = None
+    fidelity: float | None = None
 
     @classmethod
     @checked_options
-    def at(cls, moments: Moments, step: ArrayLike, dynamics: Dynamics, proxy: str = "dq-exact") -> Tuning:
+    def at(
+        cls,
+        moments: Moments,
+        step: ArrayLike,
+        dynamics: Dynamics,
+        proxy: str = "dq-exact",
+        *,
+        noise: ArrayLike | None = None,
+    ) -> Tuning:
         """A given step instead of a tuned one: its target is its own predicted covariance.
 
         Raises
@@ -68,7 +82,7 @@ class Tuning:
         InfeasibleTarget
             If the chain has no noise in some direction.
         """
-        predicted = stationary(moments, step, dynamics, proxy)
+        predicted = stationary(moments, step, dynamics, proxy, noise=noise)
         require_spread(predicted.cov)
         return cls(predicted.step, dynamics, predicted.cov, 0.0, predicted, proxy, "given", 0.0)
 
@@ -85,7 +99,12 @@ class Tuning:
     @property
     def noise(self) -> Array:
         """Covariance of the noise injected at every step; zeros for SGD."""
-        return self.dynamics.injected.covariance(self.step)
+        return self.predicted.noise
+
+    @property
+    def rows_per_draw(self) -> float:
+        """Predicted rows per effective draw, in the worst direction."""
+        return self.dynamics.batch_size * max(1.0, self.predicted.iact())
 
     @property
     def expected(self) -> Array:
@@ -110,11 +129,16 @@ def tune(
     dynamics: Dynamics,
     proxy: str = "dq-exact",
     structure: str = "full",
+    *,
+    noise: str = "langevin",
+    step: ArrayLike | None = None,
+    fidelity: float | None = None,
 ) -> Tuning:
-    """The step matrix whose stationary covariance is the target.
+    """The step matrix whose stationary covariance is the target, or what to inject so that a given step has it.
 
     With Σ = W Wᵀ, Wᵀ H W = diag(s) and κ = 0 (theory eq. 3.2):
-    ``Λ = W Y⁻¹ Wᵀ,  Y_ij = (Wᵀ Q(Σ) W)_ij / (s_i + s_j − 2/β)``.
+    ``Λ = W Y⁻¹ Wᵀ,  Y_ij = (Wᵀ Q(Σ) W)_ij / (s_i + s_j − 2/β)``. With completed noise the step is γH⁻¹ or yours, and what
+    it lacks is injected (theory eq. 13.1): ``M = ΛHΣ + ΣHΛ − Λ (C(Σ) + HΣH) Λ``.
 
     Parameters
     ----------
@@ -128,7 +152,16 @@ def tune(
         The proxy to trust; the default is exact for the quadratic model.
     structure
         `"full"`, or `"diagonal"` or `"scalar"`: the step of that form whose predicted law is closest to the target in
-        Kullback–Leibler divergence, which does not depend on how the parameters are scaled or mixed.
+        Kullback–Leibler divergence, which does not depend on how the parameters are scaled or mixed. With completed noise
+        such a step has the target itself, where that is possible.
+    noise
+        `"langevin"` injects (2/β) Λ, nothing for SGD; `"completed"` injects what the step lacks to the target.
+    step
+        With completed noise: a step of your own (scalar, vector or matrix), kept as it is. None takes the Newton step
+        γH⁻¹ with γ = min(1, 0.9 · 2/(1 + bρ)), ρ = `moments.curvature_number`.
+    fidelity
+        With completed noise and control variates: the share of the posterior's skewness the draws are to have, from 0
+        to below 1, which asks for a smaller γ (theory eq. 14.2).
 
     Returns
     -------
@@ -138,7 +171,8 @@ def tune(
     ------
     InfeasibleTarget
         If the target is not positive definite, or the injected noise alone exceeds it: then the error names the
-        smallest feasible inverse temperature.
+        smallest feasible inverse temperature. With completed noise, if the step makes too much noise by itself: the
+        error names the largest feasible multiple, or the direction in which there is none.
 
     Examples
     --------
@@ -152,25 +186,123 @@ def tune(
     instance("moments", moments, Moments, "make them with eq.moments")
     instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
     one_of("structure", structure, ("full", "diagonal", "scalar"), "use 'full' unless you compare")
+    one_of("noise", noise, ("langevin", "completed"))
     matrix = target_matrix(target, moments)
+    if noise == "completed":
+        return _completed(moments, matrix, dynamics, proxy, structure, step, fidelity)
+    for name, given in (("step", step), ("fidelity", fidelity)):
+        if given is not None:
+            raise InvalidInput(name, "left out with noise='langevin'", shown(given), "use noise='completed'")
+    dynamics = _resolved(moments, matrix, dynamics)
+    require_noise(dynamics)
     if structure != "full":
         return _structured(moments, matrix, dynamics, proxy, structure)
-    noise = proxy_noise(moments, dynamics, proxy)
-    C = noise.at(matrix)
-    equation = StepEquation.of(matrix, moments.hessian, C, dynamics.momentum, dynamics.temperature, noise.discrete)
+    gradient = proxy_noise(moments, dynamics, proxy)
+    C = gradient.at(matrix)
+    equation = StepEquation.of(matrix, moments.hessian, C, dynamics.momentum, dynamics.temperature, gradient.discrete)
     _require_feasible(equation, moments)
     Y, residual = solve_step(equation)
     if Y is None:
         raise _unsolved(residual, equation, dynamics)
-    step = symmetric(equation.step(Y))
-    predicted = law(moments, matrix, step, dynamics, proxy, C)
+    tuned = symmetric(equation.step(Y))
+    predicted = law(moments, matrix, tuned, dynamics, proxy, C)
     # without momentum Σ − A Σ Aᵀ ≻ 0 with Σ ≻ 0 already makes A stable
     if dynamics.momentum > 0.0 and not predicted.modes.mean_is_stable:
         raise InfeasibleTarget(
             f"target: the step matrix that solves the equation for momentum {dynamics.momentum:g} is not stable. "
             "To fix: use a smaller momentum."
         )
-    return Tuning(step, dynamics, matrix, residual, predicted, proxy, "full", 0.0)
+    return Tuning(tuned, dynamics, matrix, residual, predicted, proxy, "full", 0.0)
+
+
+def _resolved(moments: Moments, target: Array, dynamics: Dynamics) -> Dynamics:
+    """The dynamics with an automatic temperature resolved: β = (1−κ)(1/s_min + 1/s_max), s the eigenvalues of HΣ.
+
+    With bK negligible a direction contracts by 2(1−κ)/(β s) − 1, and this β makes the slowest as fast as can be.
+    """
+    if dynamics.inverse_temperature != "auto":
+        return dynamics
+    slopes = eigh(moments.hessian, np.linalg.inv(target), eigvals_only=True)
+    if slopes[0] <= 0.0:
+        raise _not_convex(float(slopes[0]))
+    beta = (1.0 - dynamics.momentum) * (1.0 / float(slopes[0]) + 1.0 / float(slopes[-1]))
+    return replace(dynamics, inverse_temperature=beta)
+
+
+def _completed(
+    moments: Moments,
+    target: Array,
+    dynamics: Dynamics,
+    proxy: str,
+    structure: str,
+    step: ArrayLike | None,
+    fidelity: float | None,
+) -> Tuning:
+    _require_completable(dynamics, proxy, step, structure, fidelity)
+    gradient = proxy_noise(moments, dynamics, proxy)
+    C = gradient.at(target)
+    completion = Completion(moments, dynamics, target, C)
+    if step is not None:
+        matrix, form = step_matrix(step, moments.dim), "given"
+    else:
+        matrix, form = _chosen(completion, structure, fidelity), structure
+    noise = completion.required(matrix)
+    predicted = law(moments, target, matrix, dynamics, proxy, C, noise)
+    # the equation itself, from what will be run
+    left = moments.hessian @ target
+    first = matrix @ left
+    rest = first + first.T - matrix @ (C + left @ moments.hessian) @ matrix - noise
+    residual = float(np.linalg.norm(rest) / np.linalg.norm(first)) if dynamics.momentum == 0.0 else 0.0
+    return Tuning(matrix, dynamics, target, residual, predicted, proxy, form, 0.0, fidelity=fidelity)
+
+
+def _chosen(completion: Completion, structure: str, fidelity: float | None) -> Array:
+    """The Newton step with the best γ, or the largest comfortable step of a form."""
+    H = completion.moments.hessian
+    if structure == "full":
+        try:
+            inverse = cho_solve(cho_factor(H), np.eye(len(H)))
+        except np.linalg.LinAlgError:
+            raise _not_convex(float(np.linalg.eigvalsh(H)[0])) from None
+        gamma = min(1.0, MARGIN * completion.newton_limit)
+        if fidelity:
+            gamma = min(gamma, largest_fidelity_step(fidelity))
+        return gamma * symmetric(inverse)
+    shape = np.eye(len(H)) if structure == "scalar" else np.diag(1.0 / np.diag(H))
+    # where no multiple is feasible, the shape itself is refused with the reason
+    return (MARGIN * completion.feasible_multiple(shape)[0] or 1.0) * shape
+
+
+def _require_completable(
+    dynamics: Dynamics, proxy: str, step: ArrayLike | None, structure: str, fidelity: float | None
+) -> None:
+    """Refuse what completed noise does not go together with."""
+    if proxy != "dq-exact":
+        raise InvalidInput("proxy", "'dq-exact' with noise='completed'", repr(proxy), "leave proxy out")
+    if dynamics.batches == "epochs":
+        raise InvalidInput(
+            "noise", "'langevin' with batches='epochs', for which no other is derived", "'completed'", "leave it out"
+        )
+    if dynamics.inverse_temperature != np.inf:
+        raise InvalidInput(
+            "inverse_temperature", "left out with noise='completed', which injects what is needed",
+            shown(dynamics.inverse_temperature), "leave it out, or use noise='langevin'",
+        )  # fmt: skip
+    if step is not None and structure != "full":
+        raise InvalidInput("structure", "left out for a step of your own", repr(structure), "leave it out")
+    if fidelity is None:
+        return
+    if not (is_number(fidelity) and 0.0 <= fidelity < 1.0):
+        raise InvalidInput("fidelity", "from 0 to below 1", shown(fidelity), "0.9 is a common choice, 0 asks for none")
+    others = {
+        "gradient='control-variate'": dynamics.gradient == "control-variate",
+        "momentum=0": dynamics.momentum == 0.0,
+        "step=None": step is None,
+        "structure='full'": structure == "full",
+    }
+    for name, holds in others.items():
+        if fidelity > 0.0 and not holds:
+            raise InvalidInput("fidelity", f"given together with {name}", shown(fidelity), "leave fidelity out")
 
 
 def _structured(moments: Moments, target: Array, dynamics: Dynamics, proxy: str, structure: str) -> Tuning:
@@ -187,10 +319,7 @@ def _require_feasible(equation: StepEquation, moments: Moments) -> None:
             "spread. To fix: use a smaller batch_size, or a finite inverse_temperature."
         )
     if equation.slopes[0] <= 0.0:
-        raise FitFailed(
-            f"the Hessian is not positive definite (smallest eigenvalue of H·target {equation.slopes[0]:.2g}), so no step "
-            "matrix samples the target. To fix: check that the fit converged, or add a prior."
-        )
+        raise _not_convex(float(equation.slopes[0]))
     smallest = equation.min_inverse_temperature
     if equation.temperature * smallest < 1.0:
         return
@@ -206,6 +335,13 @@ def _require_feasible(equation: StepEquation, moments: Moments) -> None:
         f"{smallest:.6g}, use numpy.inf (SGD), or a wider target.",
         min_inverse_temperature=smallest,
         directions=directions,
+    )
+
+
+def _not_convex(slope: float) -> FitFailed:
+    return FitFailed(
+        f"the Hessian is not positive definite (smallest eigenvalue of H·target {slope:.2g}), so no step "
+        "matrix samples the target. To fix: check that the fit converged, or add a prior."
     )
 
 

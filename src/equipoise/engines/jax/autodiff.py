@@ -161,7 +161,7 @@ class AutodiffEngine:
 
     def _loop(self, state: ChainState, drawn: Drawn, count: int) -> tuple[Array, Array, Array, Array]:
         dynamics = self.tuning.dynamics
-        noise, scale = noise_of(dynamics.injected)
+        noise, scale = noise_of(dynamics.temperature)
         parts = GRADIENTS[dynamics.estimator], SHAKES[noise.shake]
         options = bool(np.isfinite(self.radius2)), dynamics.momentum > 0.0
         loop = compiled_loop(self.task.loss, self.projection, *parts, *options)
@@ -174,7 +174,7 @@ class AutodiffEngine:
 
     def _draw(self, rng: Words, size: int, count: int) -> Drawn:
         dynamics, dim = self.tuning.dynamics, self.tuning.dim
-        drawing, (noise, _) = DRAWINGS[dynamics.rule], noise_of(dynamics.injected)
+        drawing, (noise, _) = DRAWINGS[dynamics.rule], noise_of(dynamics.temperature)
         batches = np.zeros((size, dynamics.batch_size), dtype=np.int32)
         normals = np.zeros((size if noise.drawn else 1, dim))
         _fill(drawing.draw, noise.shake, rng, self.task.n, drawing.order(self.task.n), batches[:count], normals)

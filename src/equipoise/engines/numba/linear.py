@@ -172,7 +172,7 @@ def _caller(program: LinearProgram, chain: Chain, lift: Lift) -> _Call:
     prior, metric = np.zeros((2, width)), np.zeros((dim, width))
     prior[:, :dim], metric[:, :dim] = (program.prior_gradient, program.prior_curvature), program.guard_metric
     few = len(loss.p) <= MOST_CONSTANTS
-    noise, scale = noise_of(dynamics.injected)
+    noise, scale = noise_of(dynamics.temperature)
     constants = tuple(map(float, loss.p)) if few else loss.constants
     recursion = Recursion(constants, prior, float(dynamics.momentum), scale)
     guard = Ellipsoid(float(program.guard_radius2), metric, float(program.guard_bound))
