@@ -39,7 +39,13 @@ def noise(p: Problem, dynamics: eq.Dynamics, proxy: str):
     centred = p.scores - p.scores.mean(axis=0)
     V = centred.T @ centred / n
     if proxy == "dq-exact":
-        return b * V, lambda S: b * (sum(h @ S @ h for h in p.hessians) / n - J @ S @ J)
+        # rows drawn with probabilities chance, their terms divided by n · chance
+        chance = leverage_chances(p) if dynamics.batches == "leverage" else np.full(n, 1 / n)
+        V = sum(np.outer(g, g) / (n * n * c) for g, c in zip(p.scores, chance, strict=True))
+        V = V - np.outer(p.scores.mean(axis=0), p.scores.mean(axis=0))
+        V = 0.0 * V if dynamics.gradient == "control-variate" else V
+        terms = list(zip(p.hessians, chance, strict=True))
+        return b * V, lambda S: b * (sum(h @ S @ h / (n * n * c) for h, c in terms) - J @ S @ J)
     if proxy == "dq-const":
         return b * J, lambda S: 0.0 * S
     ratio = np.trace(np.linalg.inv(J) @ V) / len(J)
@@ -59,8 +65,20 @@ class Joint:
         return (np.linalg.matrix_power(self.A, lag) @ self.P)[:dim, :dim]
 
 
-def joint(p: Problem, step: np.ndarray, dynamics: eq.Dynamics, proxy: str = "dq-exact") -> Joint:
-    """P = 𝒜P𝒜ᵀ + 𝒢C(P₁₁)𝒢ᵀ + diag((2/β)Λ, 0) through its (2D)²×(2D)² matrix."""
+def leverage_chances(p: Problem) -> np.ndarray:
+    """p_n = 0.1/N + 0.9 l_n/Σl, l_n = tr(H⁻¹J_n)."""
+    leverage = np.array([np.trace(np.linalg.solve(p.moments.hessian, h)) for h in p.hessians])
+    return 0.1 / len(leverage) + 0.9 * leverage / leverage.sum()
+
+
+def joint(
+    p: Problem,
+    step: np.ndarray,
+    dynamics: eq.Dynamics,
+    proxy: str = "dq-exact",
+    injected: np.ndarray | None = None,
+) -> Joint:
+    """P = 𝒜P𝒜ᵀ + 𝒢C(P₁₁)𝒢ᵀ + diag(M, 0) through its (2D)²×(2D)² matrix; M is (2/β)Λ unless given."""
     H, k, dim = p.moments.hessian, dynamics.momentum, p.moments.dim
     eye = np.eye(dim)
     A = np.block([[eye - step @ H, -k * step], [H, k * eye]])
@@ -74,7 +92,7 @@ def joint(p: Problem, step: np.ndarray, dynamics: eq.Dynamics, proxy: str = "dq-
         P = P.reshape(2 * dim, 2 * dim)
         T[:, column] = (A @ P @ A.T + G @ linear(P[:dim, :dim]) @ G.T).ravel()
     source = G @ constant @ G.T
-    source[:dim, :dim] += 2.0 / dynamics.inverse_temperature * step
+    source[:dim, :dim] += 2.0 / dynamics.inverse_temperature * step if injected is None else injected
     P = np.linalg.solve(np.eye(size) - T, source.ravel()).reshape(2 * dim, 2 * dim)
     return Joint(P, A, float(np.abs(np.linalg.eigvals(T)).max()))
 

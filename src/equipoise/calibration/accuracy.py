@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from equipoise.arrays import Array
 from equipoise.calibration.diagnostics import autocorrelation_time
 from equipoise.checks import instance, positive, whole
-from equipoise.errors import ChainDiverged
+from equipoise.errors import ChainDiverged, InvalidInput
 from equipoise.fitting.certificate import Fit
 from equipoise.models.binding import verb
 from equipoise.models.problem import Problem
@@ -106,12 +106,16 @@ def wasserstein_bound(
     if radius is not None:
         radius = positive("radius", radius)
     instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
+    for name, given, known in (("gradient", dynamics.gradient, "plain"), ("batches", dynamics.batches, "independent")):
+        if given != known:
+            remedy = "use eq.coupled_distance, which measures the distance"
+            raise InvalidInput(name, f"{known!r}: the bounds' constants are known for no other", repr(given), remedy)
     here, params = settle(problem, fit)
     theta = here.flatten(params)
     dynamics.require_batch_within(here.n)
     constants = here.bound_constants(theta, radius)
     Lam = step_matrix(step, len(theta))
-    B, beta, kappa = dynamics.batch_size, dynamics.inverse_temperature, dynamics.momentum
+    B, beta, kappa = dynamics.batch_size, dynamics.beta, dynamics.momentum
     fourth = fourth_moment_bound(constants, Lam, B, beta)
     limit = stationary_bound(constants, Lam, B, beta)
     finite = None if t is None else finite_time_bound(constants, Lam, B, beta, t)
@@ -176,9 +180,7 @@ def _limit(constants: BoundConstants, step: Array, dynamics: Dynamics, t: int | 
     if t is not None:
         return None
     lam = float(np.linalg.eigvalsh(step)[-1])
-    path = fourth_moment_path(
-        constants, lam, dynamics.batch_size, dynamics.inverse_temperature, _LIMIT_STEPS, dynamics.momentum
-    )
+    path = fourth_moment_path(constants, lam, dynamics.batch_size, dynamics.beta, _LIMIT_STEPS, dynamics.momentum)
     settled = np.isfinite(path[-1]) and path[-1] <= path[-2] * (1.0 + 1e-12)
     return float(path[-1]) if settled else None
 

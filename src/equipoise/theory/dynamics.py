@@ -220,13 +220,18 @@ class Dynamics:
         return Leverage() if self.batches == "leverage" else Independent(self.replacement)
 
     @property
-    def temperature(self) -> float:
-        """1/β, zero for SGD."""
+    def beta(self) -> float:
+        """β as a number."""
         if isinstance(self.inverse_temperature, str):
             raise InvalidInput(
                 "inverse_temperature", "a number for this", "'auto'", "let eq.tune resolve it: see tuning.dynamics"
             )
-        return 1.0 / self.inverse_temperature
+        return self.inverse_temperature
+
+    @property
+    def temperature(self) -> float:
+        """1/β, zero for SGD."""
+        return 1.0 / self.beta
 
     def noise_factor(self, n: int) -> float:
         """The factor b of the gradient noise: 1/B with replacement, (N−B)/(B(N−1)) without."""
