@@ -38,6 +38,13 @@ def _batch(text: str) -> int | str:
     raise typer.BadParameter(f"must be 'auto' or a whole number; got {text!r}")
 
 
+def _fidelity(text: str) -> float | str:
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError:
+        raise typer.BadParameter(f"must be 'auto' or a number from 0 to below 1; got {text!r}") from None
+
+
 def _share(value: float) -> float:
     if not 0.0 < value < 1.0:
         raise typer.BadParameter(f"must be between 0 and 1, such as 0.95; got {value:g}")
@@ -79,11 +86,15 @@ Prior = Annotated[float, _option("--prior-precision", _MODEL, "Of a normal prior
 _TARGETS = (
     "Covariance of the draws: sandwich (right even if the model is wrong), posterior (the model's own) or bayesbag."
 )
-_SAMPLERS = "sgmcmc runs the chains; gaussian draws from N(estimate, target)."
+_SAMPLERS = "auto takes the fastest chain; control-variate, sgmcmc (tuned SGD), or gaussian: N(estimate, target)."
+_FIDELITY = "Share of the posterior's skewness the draws keep: auto, or 0 to below 1."
+_BATCHES = "How rows are drawn: auto, independent, leverage or epochs."
 _STEP = "Scalar step size; without it, the matrix tuned to the target."
 _BETA = "inf is SGD; the number of rows is canonical SGLD."
 Target = Annotated[str, _option("--target", _CHAIN, _TARGETS, "NAME")]
 Sampler = Annotated[str, _option("--sampler", _CHAIN, _SAMPLERS, "NAME")]
+Fidelity = Annotated[Any, _option("--fidelity", _CHAIN, _FIDELITY, "X|auto", parser=_fidelity)]
+Batches = Annotated[str, _option("--batches", _CHAIN, _BATCHES, "NAME")]
 Ess = Annotated[float, _option("--ess", _CHAIN, "Effective draws wanted, all chains together.")]
 Chains = Annotated[int, _option("--chains", _CHAIN, "Number of chains.")]
 Seed = Annotated[int, _option("--seed", _CHAIN, "The same seed gives the same draws.", min=0)]
@@ -123,12 +134,14 @@ def fit_command(
     missing: Missing = "raise",
     tuning_rows: TuningRows = None,
     target: Target = "sandwich",
-    sampler: Sampler = "sgmcmc",
+    sampler: Sampler = "auto",
+    fidelity: Fidelity = "auto",
     refine: Refine = False,
     ess: Ess = 1000,
     chains: Chains = 4,
     seed: Seed = 0,
     batch_size: BatchSize = "auto",
+    batches: Batches = "auto",
     momentum: Momentum = 0.0,
     inverse_temperature: Temperature = inf,
     no_replacement: NoReplacement = False,
@@ -156,7 +169,7 @@ def fit_command(
             model, data, target, ess, chains, seed, sampler=sampler, refine=refine, formula=formula, weights=weights,
             frequency=frequency, offset=offset, missing=missing, progress=not no_progress, checkpoint=checkpoint,
             batch_size=batch_size, momentum=momentum, inverse_temperature=inverse_temperature,
-            replacement=not no_replacement, tuning_rows=tuning_rows,
+            replacement=not no_replacement, tuning_rows=tuning_rows, fidelity=fidelity, batches=batches,
         )  # fmt: skip
         show(made.summary(interval))
         _write(made, interval, report, save, draws_out)
@@ -178,16 +191,19 @@ def plan_command(
     missing: Missing = "raise",
     tuning_rows: TuningRows = None,
     target: Target = "sandwich",
+    sampler: Sampler = "auto",
+    fidelity: Fidelity = "auto",
     ess: Ess = 1000,
     chains: Chains = 4,
     seed: Seed = 0,
     batch_size: BatchSize = "auto",
+    batches: Batches = "auto",
     momentum: Momentum = 0.0,
     inverse_temperature: Temperature = inf,
     no_replacement: NoReplacement = False,
     debug: Debug = False,
 ) -> None:
-    """Say what a run would cost, without sampling: steps, rows touched, effective draws, time.
+    """Say what a run would cost, without sampling: steps, rows touched, effective draws, time, and the other chains' cost.
 
     Example: equipoise plan visits.csv "visits ~ age + C(plan)" --family poisson --ess 4000
     """
@@ -199,6 +215,7 @@ def plan_command(
             model, data, target, ess, chains, seed, formula=formula, weights=weights, frequency=frequency,
             offset=offset, missing=missing, batch_size=batch_size, momentum=momentum,
             inverse_temperature=inverse_temperature, replacement=not no_replacement, tuning_rows=tuning_rows,
+            sampler=sampler, fidelity=fidelity, batches=batches,
         )  # fmt: skip
         typer.echo(str(budget))
 
@@ -389,7 +406,7 @@ def _require_places(**places: Path | None) -> None:
 
 def _as_options(message: str) -> str:
     """Remedies that name Python arguments, as options: missing='drop' becomes --missing drop."""
-    known = r"\b(missing|sampler|prior_precision|inverse_temperature|batch_size|tuning_rows)=(?:'(\w+)'|\.\.\.)"
+    known = r"\b(missing|sampler|fidelity|batches|prior_precision|inverse_temperature|batch_size|tuning_rows)=(?:'(\w+)'|\.\.\.)"
     return re.sub(known, lambda m: f"--{m[1].replace('_', '-')} {m[2] or '...'}", message).replace("numpy.inf", "inf")
 
 

@@ -16,7 +16,7 @@ from equipoise.calibration.diagnostics import Diagnosis, diagnose
 from equipoise.calibration.options import CalibrateOptions, Length, Moves, Reading, Running, Tuned, options_of, takes
 from equipoise.calibration.planning import Plan, make_plan, require_feasible
 from equipoise.calibration.prediction import new_rows, quantiles
-from equipoise.checks import flag, one_of, probability, shown
+from equipoise.checks import flag, probability, shown
 from equipoise.data.table import Design
 from equipoise.errors import InvalidInput
 from equipoise.files import file_place
@@ -25,6 +25,7 @@ from equipoise.models.binding import bind, checked
 from equipoise.models.problem import CUSTOM, Model, Problem, Title
 from equipoise.sampling.budget import announce, require_possible
 from equipoise.sampling.chains import Chains
+from equipoise.sampling.halving import HalfStep, halved
 from equipoise.sampling.refinement import Refinement
 from equipoise.sampling.refinement import refine as refine_tuning
 from equipoise.sampling.run import sample
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibration", "calibrate"]
 
-
-_SAMPLERS = ("sgmcmc", "gaussian")
+_HALF_SHARE, _HALF_FEWEST = 0.25, 100.0  # effective draws of a run at half the step, of those of the run itself
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Calibration:
         How a table became columns; None for arrays.
     refinement
         What pilot runs found, when asked for.
+    half_step
+        What a run at half the step showed, where the draws are to have a posterior's shape.
     """
 
     plan: Plan
@@ -64,6 +66,7 @@ class Calibration:
     response: str = "y"
     design: Design | None = None
     refinement: Refinement | None = None
+    half_step: HalfStep | None = None
 
     @property
     def draws(self) -> Array:
@@ -98,7 +101,7 @@ class Calibration:
     @cached_property
     def diagnosis(self) -> Diagnosis:
         """Predicted against observed."""
-        return diagnose(self.chains, self.plan.tuning)
+        return diagnose(self.chains, self.plan.tuning, half_step=self.half_step)
 
     def summary(self, interval: float = 0.95) -> Summary:
         """Coefficient table: estimate, standard error, interval from the draws, effective draws, flags."""
@@ -233,7 +236,6 @@ def calibrate(
     chains: int = 4,
     seed: int = 0,
     *,
-    sampler: str = "sgmcmc",
     refine: bool = False,
     **options: Unpack[CalibrateOptions],
 ) -> Calibration:
@@ -243,15 +245,13 @@ def calibrate(
     ----------
     model, data, target, ess, chains, seed
         See `eq.plan`; a problem from `eq.bind` takes the place of model and data.
-    sampler
-        `"sgmcmc"` runs the tuned chains; `"gaussian"` draws from N(θ̂, target) at no sampling cost.
     refine
         First run pilots and, where their covariance misses the target beyond Monte Carlo error, correct the step for it
         (theory §11): for losses that are far from quadratic at the scale of the target.
     guard, progress, checkpoint, threads, storage
         See `eq.sample`.
     **options
-        Every other option of `eq.plan`.
+        Every other option of `eq.plan`: `sampler` and `fidelity` among them.
 
     Returns
     -------
@@ -273,18 +273,19 @@ def calibrate(
     >>> cal.draws.shape[2]
     2
     """
-    one_of("sampler", sampler, _SAMPLERS)
     flag("refine", refine)
     running = options_of(Running, options, CalibrateOptions)
-    if sampler == "gaussian":
+    moves = options_of(Moves, options, CalibrateOptions)
+    if moves.sampler == "gaussian":
         _require_chain(refine, running)
+    if refine:
+        moves = _aiming(moves)
     problem = bind(model, data, **vars(options_of(Reading, options, CalibrateOptions)))
     length = options_of(Length, options, CalibrateOptions, ess=ess, chains=chains)
-    moves = options_of(Moves, options, CalibrateOptions)
     budget = make_plan(problem, target, moves, length, seed, options.get("tuning_rows"))
-    found, planned = None, budget.problem
+    found, half, planned = None, None, budget.problem
     assert planned is not None  # it was just made
-    if sampler == "gaussian":
+    if moves.sampler == "gaussian":
         budget, drawn = _gaussian(budget, length, seed)
     else:
         require_feasible(budget)
@@ -306,7 +307,23 @@ def calibrate(
             planned, budget.tuning, draws=budget.draws, chains=budget.chains, seed=seed, thin=budget.thin,
             burn_in=budget.burn_in, **vars(running),
         )  # fmt: skip
-    return Calibration(budget, drawn, problem.source.response, problem.source.design, found)
+        if budget.tuning.fidelity:
+            half = halved(
+                planned, budget.tuning, ess=max(_HALF_FEWEST, _HALF_SHARE * budget.ess), seed=seed, guard=running.guard,
+                progress=running.progress,
+            )  # fmt: skip
+    return Calibration(budget, drawn, problem.source.response, problem.source.design, found, half)
+
+
+def _aiming(moves: Moves) -> Moves:
+    """Refinement aims at the target's covariance, not at a posterior's shape beyond it."""
+    if moves.fidelity == "auto":
+        return replace(moves, fidelity=0.0)
+    if moves.fidelity:
+        raise InvalidInput(
+            "refine", "left out with a fidelity, whose draws are not held to the target", True, "remove one of the two"
+        )
+    return moves
 
 
 def _require_chain(refine: bool, running: Running) -> None:

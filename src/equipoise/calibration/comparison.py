@@ -16,9 +16,10 @@ from equipoise.calibration.expectation import Expected, expect, standardised
 from equipoise.calibration.observation import Observed, observe
 from equipoise.calibration.thresholds import ALARM, RHAT
 from equipoise.sampling.chains import Chains
+from equipoise.sampling.halving import HalfStep
 from equipoise.theory.tuning import Tuning
 
-__all__ = ["Comparison", "JointShift", "compare", "distance", "worst_direction"]
+__all__ = ["Comparison", "Halving", "JointShift", "compare", "distance", "worst_direction"]
 
 
 class JointShift(NamedTuple):
@@ -45,6 +46,16 @@ class JointShift(NamedTuple):
         return float(np.sqrt(max(self.size**2 - self.noise**2, 0.0)))
 
 
+class Halving(NamedTuple):
+    """What half the step changes in each parameter's mean, standard deviation and skewness, (3, D), and its error.
+
+    The mean is in standard deviations, the standard deviation relative.
+    """
+
+    change: Array
+    error: Array
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Expected and observed side by side.
@@ -61,6 +72,8 @@ class Comparison:
         Whether no chain was run.
     center
         The minimiser.
+    half_step
+        What a run at half the step shows, where there was one.
     """
 
     expected: Expected
@@ -69,6 +82,7 @@ class Comparison:
     structure: str
     independent: bool
     center: Array
+    half_step: HalfStep | None = None
 
     @cached_property
     def shift(self) -> Array:
@@ -161,6 +175,29 @@ class Comparison:
         return np.sqrt(24.0 / self.observed.ess)
 
     @property
+    def skewness_gap(self) -> Array:
+        """Skewness that was not predicted."""
+        return self.observed.skewness - np.nan_to_num(self.expected.skewness)
+
+    @cached_property
+    def halving(self) -> Halving | None:
+        """What half the step changes."""
+        half = self.half_step
+        if half is None:
+            return None
+        noise = np.sqrt(1.0 / self.observed.ess + 1.0 / half.ess)
+        return Halving(
+            np.stack(
+                [
+                    (half.mean - self.observed.mean) / self.expected.sd,
+                    half.sd / self.observed.sd - 1.0,
+                    half.skewness - self.observed.skewness,
+                ]
+            ),
+            np.stack([self.sd_ratio * noise, np.sqrt(0.5) * self.tails * noise, np.sqrt(6.0) * self.tails * noise]),
+        )
+
+    @property
     def tails(self) -> float:
         """Factor by which tails heavier than normal make variances noisier: √(1 + excess kurtosis / 2)."""
         return float(np.sqrt(1.0 + 0.5 * max(0.0, self.observed.kurtosis.mean())))
@@ -182,11 +219,10 @@ class Comparison:
         return max(RHAT, float(np.sqrt(1.0 + spread / max(self.half_ess - 1.0, 0.1))))
 
 
-def compare(chains: Chains, tuning: Tuning) -> Comparison:
+def compare(chains: Chains, tuning: Tuning, half_step: HalfStep | None = None) -> Comparison:
     """What draws show beside what their tuning predicts."""
-    return Comparison(
-        expect(chains, tuning), observe(chains), chains.names, tuning.structure, chains.independent, tuning.center
-    )
+    expected, observed = expect(chains, tuning), observe(chains)
+    return Comparison(expected, observed, chains.names, tuning.structure, chains.independent, tuning.center, half_step)
 
 
 def worst_direction(cov: Array, target: Array) -> tuple[float, Array]:

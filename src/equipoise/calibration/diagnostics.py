@@ -8,9 +8,10 @@ from equipoise.arrays import Array
 from equipoise.calibration.autocorrelation import autocorrelation_time
 from equipoise.calibration.comparison import compare
 from equipoise.calibration.judgement import Check, Status, flags, judge, verdict
-from equipoise.checks import checked_options, one_of
+from equipoise.checks import checked_options, instance, one_of
 from equipoise.errors import InvalidInput
 from equipoise.sampling.chains import Chains
+from equipoise.sampling.halving import HalfStep
 from equipoise.theory.tuning import Tuning
 
 __all__ = ["Check", "Diagnosis", "autocorrelation_time", "diagnose"]
@@ -23,7 +24,8 @@ class Diagnosis:
     Attributes
     ----------
     checks
-        Covariance, target, effective draws, mean bias, joint mean, shape, chains (their agreement), guard.
+        Covariance, target, effective draws, mean bias, joint mean, shape, half step (where such a run was made), chains
+        (their agreement), guard.
     flags
         What stands out in each parameter: bias, spread, target, skew, chains.
     names
@@ -38,8 +40,8 @@ class Diagnosis:
         Predicted standard deviation over the target's, by parameter: 1 unless the step's form is restricted.
     ess, predicted_ess
         Effective draws by parameter.
-    rhat, skewness, skewness_error, kurtosis
-        By parameter.
+    rhat, skewness, predicted_skewness, skewness_error, kurtosis
+        By parameter; the predicted skewness is NaN where it is not known.
     verdict
         What is known of the run, and what is not.
     """
@@ -58,6 +60,7 @@ class Diagnosis:
     predicted_ess: Array
     rhat: Array
     skewness: Array
+    predicted_skewness: Array
     skewness_error: Array
     kurtosis: Array
     verdict: str
@@ -99,13 +102,15 @@ class Diagnosis:
 
 
 @checked_options
-def diagnose(chains: Chains, tuning: Tuning) -> Diagnosis:
+def diagnose(chains: Chains, tuning: Tuning, *, half_step: HalfStep | None = None) -> Diagnosis:
     """Compare what the theory predicted with what the chains did.
 
     Parameters
     ----------
     chains, tuning
         The draws, and the tuning they were made with.
+    half_step
+        What a run at half the step shows, for draws that are to have a posterior's shape: `Calibration.half_step`.
 
     Returns
     -------
@@ -119,7 +124,9 @@ def diagnose(chains: Chains, tuning: Tuning) -> Diagnosis:
         raise InvalidInput(
             "chains", f"of the tuning's {tuning.dim} parameters", f"{chains.draws.shape[2]} parameters", "match the two"
         )
-    c = compare(chains, tuning)
+    if half_step is not None:
+        instance("half_step", half_step, HalfStep, "leave it out")
+    c = compare(chains, tuning, half_step)
     checks = judge(c)
     return Diagnosis(
         checks=checks,
@@ -136,6 +143,7 @@ def diagnose(chains: Chains, tuning: Tuning) -> Diagnosis:
         predicted_ess=c.observed.draws / c.expected.tau,
         rhat=c.observed.rhat,
         skewness=c.observed.skewness,
+        predicted_skewness=c.expected.skewness,
         skewness_error=c.skewness_error,
         kurtosis=c.observed.kurtosis,
         verdict=verdict(c, checks),

@@ -41,6 +41,10 @@ class Expected:
         Degrees of freedom of that error squared, as a multiple of a χ² variable.
     posterior
         Whether injected noise makes the chain follow the posterior itself, beyond its normal approximation (theory §7).
+    skewness
+        Of each parameter; NaN where it is not predicted.
+    kurtosis
+        Excess kurtosis in the worst direction; NaN where it is not predicted.
     """
 
     cov: Array
@@ -51,6 +55,8 @@ class Expected:
     floor: float
     degrees: float
     posterior: bool
+    skewness: Array
+    kurtosis: float
 
     @property
     def sd(self) -> Array:
@@ -82,7 +88,7 @@ def expect(chains: Chains, tuning: Tuning) -> Expected:
         # independent normal draws: E‖Σ̂−Σ‖² = (‖Σ‖² + tr(Σ)²)/T
         floor = float(np.sqrt((1.0 + (dim / np.linalg.norm(unit)) ** 2) / draws))
         zero, cov = np.zeros(dim), tuning.target
-        return Expected(cov, cov, zero, np.ones(dim), cov / draws, floor, _degrees(unit), posterior=False)
+        return Expected(cov, cov, zero, np.ones(dim), cov / draws, floor, _degrees(unit), False, zero, 0.0)
     law, cov = tuning.predicted, tuning.expected
     tau, directions = _slowness(law.long_run_cov, law.cov)
     spread = law.cov @ directions
@@ -100,6 +106,8 @@ def expect(chains: Chains, tuning: Tuning) -> Expected:
         floor=law.covariance_floor(draws, chains.thin, standardised=True),
         degrees=_degrees(standardised(squares @ spread.T, law.cov)),
         posterior=_follows_posterior(tuning),
+        skewness=law.skewness,
+        kurtosis=law.worst_kurtosis,
     )
 
 
@@ -135,12 +143,16 @@ def _follows_posterior(tuning: Tuning) -> bool:
     """Whether the target is near H⁻¹/N and noise injected at the posterior's own temperature makes nearly all of it.
 
     Injected noise alone has the variances (1−κ)/(β s) of the target's, s the eigenvalues of HΣ (theory eq. 3.3): a chain
-    near 1 takes small steps of Langevin dynamics, whose law is the posterior, skewness and all.
+    near 1 takes small steps of Langevin dynamics, whose law is the posterior, skewness and all. Completed noise with a
+    fidelity does the same (theory §14).
     """
     dynamics, moments = tuning.dynamics, tuning.predicted.moments
-    if dynamics.temperature == 0.0 or tuning.internal is not None:
+    if tuning.internal is not None:
         return False
     root = cholesky(moments.hessian, lower=True)
     s = np.linalg.eigvalsh(root.T @ tuning.target @ root)
+    near = bool(np.abs(s * moments.n - 1.0).max() <= _NEAR)
+    if tuning.fidelity:
+        return near and tuning.fidelity >= _SHARE
     share = (1.0 - dynamics.momentum) * dynamics.temperature / s
-    return bool(np.abs(s * moments.n - 1.0).max() <= _NEAR and share.min() >= _SHARE)
+    return near and bool(share.min() >= _SHARE)

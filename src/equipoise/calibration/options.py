@@ -12,10 +12,23 @@ import numpy as np
 
 from equipoise.checks import flag, is_number, nearest, one_of, shown, whole
 from equipoise.errors import InvalidInput
-from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.dynamics import BATCHES, GRADIENTS, Dynamics
 
-__all__ = ["CalibrateOptions", "Length", "Moves", "PlanOptions", "Reading", "Running", "Tuned", "options_of", "takes"]
+__all__ = [
+    "SAMPLERS",
+    "CalibrateOptions",
+    "Length",
+    "Moves",
+    "PlanOptions",
+    "Reading",
+    "Running",
+    "Tuned",
+    "options_of",
+    "takes",
+]
 
+SAMPLERS = ("auto", "control-variate", "sgmcmc", "gaussian")
+_FIDELITY = 0.9  # of draws from a posterior
 _MOST = 1e18  # effective draws: beyond it nothing is exact any more
 
 Group = TypeVar("Group")
@@ -36,23 +49,91 @@ class Reading:
 
 @dataclass(frozen=True)
 class Moves:
-    """How chains move: see `eq.Dynamics` and `eq.tune`."""
+    """How chains move: see `eq.Dynamics` and `eq.tune`. What is left to `"auto"` the plan chooses."""
 
+    sampler: str = "auto"
     batch_size: int | str = "auto"
     momentum: float = 0.0
-    inverse_temperature: float = np.inf
+    inverse_temperature: float | str = np.inf
     replacement: bool = True
     proxy: str = "dq-exact"
     structure: str = "full"
+    gradient: str = "auto"
+    batches: str = "auto"
+    noise: str = "auto"
+    fidelity: float | str | None = "auto"
+
+    def __post_init__(self) -> None:
+        one_of("sampler", self.sampler, SAMPLERS)
+        one_of("gradient", self.gradient, ("auto", *GRADIENTS))
+        one_of("batches", self.batches, ("auto", *BATCHES))
+        one_of("noise", self.noise, ("auto", "langevin", "completed"))
+        f = self.fidelity
+        if f not in ("auto", None) and not (is_number(f) and 0.0 <= f < 1.0):
+            raise InvalidInput(
+                "fidelity", "'auto', or a number from 0 to below 1", shown(f), "0.9 is a common choice, 0 asks for none"
+            )
+        if isinstance(self.batch_size, str) and self.batch_size != "auto":
+            raise InvalidInput("batch_size", "'auto' or a whole number", repr(self.batch_size), "use 'auto'")
+        if self.sampler == "control-variate":
+            self._require_automatic()
+
+    @property
+    def chosen(self) -> str:
+        """The sampler where the options decide it: `"sgmcmc"` for a chain that is described by them, else `"auto"`."""
+        if self.sampler != "auto":
+            return self.sampler
+        described = self.gradient == "plain" or self.batches == "epochs" or self._described()
+        return "sgmcmc" if described else "control-variate" if self.gradient == "control-variate" else "auto"
+
+    @property
+    def completed(self) -> bool:
+        """Whether what a described chain lacks to the target is injected."""
+        if self.noise == "auto":
+            return self.gradient == "control-variate" and self.inverse_temperature == np.inf
+        return self.noise == "completed"
+
+    def wanted_fidelity(self, target: object, quadratic: bool) -> float:
+        """The share of the posterior's skewness the draws are to have; a squared loss has none to lose."""
+        if self.fidelity == "auto":
+            return _FIDELITY if isinstance(target, str) and target == "posterior" and not quadratic else 0.0
+        return float(self.fidelity or 0.0)
 
     def dynamics(self, n: int) -> Dynamics:
-        """The dynamics on n rows; an automatic batch is a twentieth of the data, between 8 and 1000 rows."""
-        size = self.batch_size
-        if isinstance(size, str):
-            if size != "auto":
-                raise InvalidInput("batch_size", "'auto' or a whole number", repr(size), "use 'auto'")
-            size = min(n, max(8, min(n // 20, 1000)))
-        return Dynamics(size, self.momentum, self.inverse_temperature, self.replacement)
+        """The dynamics that the options describe on n rows.
+
+        An automatic batch is a twentieth of the data, between 8 and 1000 rows.
+        """
+        size = min(n, max(8, min(n // 20, 1000))) if isinstance(self.batch_size, str) else self.batch_size
+        gradient = "plain" if self.gradient == "auto" else self.gradient
+        batches = "independent" if self.batches == "auto" else self.batches
+        return Dynamics(size, self.momentum, self.inverse_temperature, self.replacement, gradient, batches)
+
+    def control_variate(self, batch_size: int, batches: str) -> Dynamics:
+        """The dynamics of a control-variate chain."""
+        return Dynamics(batch_size, replacement=self.replacement, gradient="control-variate", batches=batches)
+
+    def _described(self) -> bool:
+        changed = (self.momentum, self.inverse_temperature, self.proxy, self.structure) != (
+            0.0,
+            np.inf,
+            "dq-exact",
+            "full",
+        )
+        return changed or self.noise == "langevin"
+
+    def _require_automatic(self) -> None:
+        """Refuse what the sampler chooses itself."""
+        own = {"momentum": 0.0, "inverse_temperature": np.inf, "proxy": "dq-exact", "structure": "full"}
+        for name, left in own.items():
+            if getattr(self, name) != left:
+                raise InvalidInput(
+                    name, "left out with sampler='control-variate'", shown(getattr(self, name)),
+                    "use sampler='sgmcmc' with gradient='control-variate'",
+                )  # fmt: skip
+        for name, refused in {"gradient": "plain", "batches": "epochs", "noise": "langevin"}.items():
+            if getattr(self, name) == refused:
+                raise InvalidInput(name, "left out with sampler='control-variate'", repr(refused), f"remove {name}=")
 
 
 @dataclass(frozen=True)
@@ -104,12 +185,17 @@ class PlanOptions(TypedDict, total=False):
     offset: object
     missing: str
     context: Mapping[str, Callable[..., object]] | None
+    sampler: str
     batch_size: int | str
     momentum: float
-    inverse_temperature: float
+    inverse_temperature: float | str
     replacement: bool
     proxy: str
     structure: str
+    gradient: str
+    batches: str
+    noise: str
+    fidelity: float | str | None
     draws: int | None
     thin: int | str
     burn_in: int | str

@@ -10,6 +10,7 @@ from typing import Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
+from equipoise.calibration.candidates import Candidate, cheapest, consider
 from equipoise.calibration.options import Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
 from equipoise.checks import shown, whole
 from equipoise.errors import EquipoiseWarning, InvalidInput
@@ -19,12 +20,14 @@ from equipoise.models.problem import Model, Problem
 from equipoise.models.verbs import moments
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
+from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.moments import Moments
 from equipoise.theory.targets import target_matrix
 from equipoise.theory.tuning import Tuning, tune
 
 __all__ = ["Plan", "make_plan", "plan", "require_feasible"]
 
+_OF_CHAINS = ("batches", "dynamics", "autocorrelation", "cost", "time")  # lines of a plan that only a chain has
 _OWN = 1e-3  # standard deviations a problem's minimum may be away from the estimate of a plan that is attached to it
 
 
@@ -46,7 +49,9 @@ class Plan:
     ess
         Predicted effective draws of all chains together.
     sampler
-        What makes the draws: `"sgmcmc"`, or `"gaussian"` for independent ones without a chain.
+        What makes the draws: `"control-variate"`, `"sgmcmc"`, or `"gaussian"` for independent ones without a chain.
+    candidates
+        The chains that were considered, with their predicted costs; none where the options describe the chain.
     problem
         The problem it was made for: a reference, neither saved nor pickled. `attach` brings it back.
     seconds
@@ -65,6 +70,7 @@ class Plan:
     ess: float
     seconds: float
     sampler: str = "sgmcmc"
+    candidates: tuple[Candidate, ...] = ()
     problem: Problem | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -126,21 +132,42 @@ class Plan:
         )
 
     def __str__(self) -> str:
-        dynamics = self.tuning.dynamics
-        lines = [
-            f"data              {self.moments.n:,} rows, {self.moments.dim} parameters",
-            f"target            {self.target_name}",
-            f"batch size        {dynamics.batch_size:,} ({'with' if dynamics.replacement else 'without'} replacement)",
-            f"dynamics          momentum {dynamics.momentum:g}, inverse temperature {dynamics.inverse_temperature:g}",
-            f"autocorrelation   {self.tuning.predicted.iact():.1f} steps, worst direction",
-            f"chains            {self.chains} of {self.steps:,} steps (burn-in {self.burn_in:,}, one draw every {self.thin})"
-            if self.sampler != "gaussian"
-            else f"draws             {self.chains} x {self.draws:,}, independent, from N(estimate, target)",
-            f"cost              {self.rows:,} rows, {self.passes:,.1f} passes over the data",
-            f"effective draws   {self.ess:,.0f} predicted",
-            f"time              about {self.seconds:.2g} s of sampling",
-        ]
-        return "\n".join(lines)
+        law, dynamics = self.tuning.predicted, self.tuning.dynamics
+        chain = self.sampler != "gaussian"
+        lines = {
+            "data": f"{self.moments.n:,} rows, {self.moments.dim} parameters",
+            "target": self.target_name,
+            "sampler": self.sampler,
+            "batches": f"{dynamics.batch_size:,} rows, {_drawn(dynamics)}",
+            "dynamics": _moved(self.tuning),
+            "autocorrelation": f"{law.iact():.1f} steps, worst direction",
+            "chains": f"{self.chains} of {self.steps:,} steps (burn-in {self.burn_in:,}, one draw every {self.thin})"
+            if chain
+            else f"none: {self.chains} x {self.draws:,} independent draws from N(estimate, target)",
+            "cost": f"{self.rows:,} rows, {self.passes:,.1f} passes over the data",
+            "effective draws": f"{self.ess:,.0f} predicted",
+            "time": f"about {self.seconds:.2g} s of sampling",
+        }
+        if not chain:
+            lines = {name: words for name, words in lines.items() if name not in _OF_CHAINS}
+        table = [f"{name:<17} {words}" for name, words in lines.items()]
+        return "\n".join([*table, *(["considered"] if self.candidates else []), *(f"  {c}" for c in self.candidates)])
+
+
+def _drawn(dynamics: Dynamics) -> str:
+    """How the rows of a batch are drawn, in words."""
+    if dynamics.batches == "epochs":
+        return "one permutation per pass"
+    how = "with" if dynamics.replacement else "without"
+    return "by leverage" if dynamics.batches == "leverage" else f"{how} replacement"
+
+
+def _moved(tuning: Tuning) -> str:
+    """How the chain moves, in words."""
+    dynamics, completed = tuning.dynamics, tuning.predicted.completion is not None
+    noise = "completed noise" if completed else f"inverse temperature {dynamics.beta:g}"
+    fidelity = f", fidelity {tuning.fidelity:g}" if tuning.fidelity else ""
+    return f"{dynamics.gradient} gradients, momentum {dynamics.momentum:g}, {noise}{fidelity}"
 
 
 @takes(Reading, Moves, Length, Tuned)
@@ -170,11 +197,20 @@ def plan(
         Chooses the tuning rows.
     formula, weights, frequency, offset, missing, context
         How to read a table: see `eq.data.table`.
+    sampler
+        `"auto"` takes the chain that is predicted to be fastest for the asked draws, and shows all: `"control-variate"`
+        (batches drawn uniformly or by leverage, noise completed to the target: theory §13), or `"sgmcmc"` (the chain
+        that the options below describe; without any, plain SGD tuned as in the paper's Algorithm 1). `"gaussian"`
+        draws from N(estimate, target) without a chain, and is never taken by itself.
+    fidelity
+        The share of the posterior's skewness the draws are to have (theory §14): `"auto"` is 0.9 for the posterior as
+        target and a loss that is not quadratic, else none; 0 asks for none.
     batch_size
-        Rows per step; `"auto"` takes a twentieth of the data, between 8 and 1000 rows. The cost of an effective draw
-        does not depend on it (theory §6).
-    momentum, inverse_temperature, replacement, proxy, structure
-        See `eq.Dynamics` and `eq.tune`.
+        Rows per step. `"auto"` takes for control variates the smallest with light tails; else a twentieth of the data,
+        between 8 and 1000 rows, and the cost of an effective draw does not depend on it (theory §6).
+    momentum, inverse_temperature, replacement, proxy, structure, gradient, batches, noise
+        See `eq.Dynamics` and `eq.tune`. A momentum, a temperature, a proxy other than dq-exact, a structure, plain
+        gradients, epochs or Langevin noise describe a chain, and take `sampler="sgmcmc"`.
     tuning_rows
         Tune the step matrix on this many random rows; the estimate is that of all rows.
     draws, thin, burn_in
@@ -214,8 +250,7 @@ def make_plan(
     if fitted.flat is not None:
         problem, fitted = _identified(problem, fitted)
     found = moments(problem, fitted, tuning_rows=tuning_rows, seed=seed)
-    dynamics = moves.dynamics(found.n)
-    tuning = tune(found, target_matrix(target, found), dynamics, moves.proxy, moves.structure)
+    sampler, tuning, considered = _choose(problem, found, target, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = max(1.0, tuning.predicted.iact())
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
@@ -230,9 +265,32 @@ def make_plan(
         thin=every,
         burn_in=discard,
         ess=length.chains * stored * every / iact,
-        seconds=predicted_seconds(length.chains, discard + stored * every, dynamics.batch_size, found.dim),
+        seconds=predicted_seconds(length.chains, discard + stored * every, tuning.dynamics.batch_size, found.dim),
+        sampler=sampler,
+        candidates=considered,
         problem=problem,
     )
+
+
+def _choose(
+    problem: Problem, found: Moments, target: str | ArrayLike, moves: Moves, length: Length
+) -> tuple[str, Tuning, tuple[Candidate, ...]]:
+    """The sampler, its tuning, and what was considered."""
+    matrix, sampler = target_matrix(target, found), moves.chosen
+    if sampler in ("sgmcmc", "gaussian"):
+        dynamics = moves.dynamics(found.n)
+        noise = "completed" if moves.completed else "langevin"
+        given = None if moves.fidelity == "auto" or not moves.fidelity else float(moves.fidelity)
+        tuning = tune(found, matrix, dynamics, moves.proxy, moves.structure, noise=noise, fidelity=given)
+        return sampler, tuning, ()
+    fidelity = moves.wanted_fidelity(target, problem.quadratic)
+    considered = consider(found, matrix, moves, length, fidelity)
+    best = cheapest(considered)
+    shown = tuple(replace(c, chosen=c is best) for c in considered)
+    if best.sampler == "sgmcmc":
+        return best.sampler, tune(found, matrix, moves.dynamics(found.n)), shown
+    dynamics = moves.control_variate(best.batch_size, best.batches)
+    return best.sampler, tune(found, matrix, dynamics, noise="completed", fidelity=fidelity or None), shown
 
 
 def _identified(problem: Problem, fitted: Fit) -> tuple[Problem, Fit]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from equipoise.arrays import Array
 from equipoise.calibration.archive import read_archive, write_archive
 from equipoise.calibration.calibration import Calibration
+from equipoise.calibration.candidates import Candidate
 from equipoise.calibration.planning import Plan
 from equipoise.checks import checked_options
 from equipoise.data.table import Design
@@ -26,6 +27,7 @@ from equipoise.models.glm import GLM, Divergence
 from equipoise.models.layout import FlatLayout, Skeleton
 from equipoise.models.problem import Layout, Model
 from equipoise.sampling.chains import Chains
+from equipoise.sampling.halving import HalfStep
 from equipoise.sampling.refinement import Pilot, Refinement
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.moments import Moments
@@ -34,14 +36,15 @@ from equipoise.theory.tuning import Tuning
 
 __all__ = ["load", "save"]
 
-_FORMAT = 2
+_FORMAT = 3
 # what a well-formed file raises that is not a run of this version
 _UNFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 _FIT = ("gradient_norm", "converged", "iterations", "loss", "condition", "constant")
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
 _LAW = ("cov", "gradient_noise", "score_noise", "mean_bias")
-_TUNING = ("residual", "proxy", "structure", "distance")
+_TUNING = ("residual", "proxy", "structure", "distance", "fidelity")
 _PLAN = ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds", "sampler")
+_HALF = ("mean", "sd", "skewness")
 _CHAINS = ("names", "thin", "burn_in", "seed", "statistics", "independent")
 _DIVERGENCES: dict[str, Callable[..., Divergence]] = {kind.__name__: kind for kind in (Beta, Huber, Pinball, StudentT)}
 
@@ -96,6 +99,8 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         "response": cal.response,
         "design": None if cal.design is None else cal.design.to_json(),
         "refinement": None if cal.refinement is None else asdict(cal.refinement),
+        "candidates": [asdict(candidate) for candidate in plan.candidates],
+        "half_step": None if cal.half_step is None else _picked(cal.half_step, ("ess", "rows")),
     }
     arrays = {
         "theta": plan.fit.theta,
@@ -105,6 +110,8 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         **{f"moments.{name}": getattr(plan.moments, name) for name in _MOMENTS},
         **{f"law.{name}": getattr(law, name) for name in _LAW},
         **({} if tuning.internal is None else {"internal": tuning.internal}),
+        **({} if law.completion is None else {"law.completion": law.completion}),
+        **({} if cal.half_step is None else {f"half.{name}": getattr(cal.half_step, name) for name in _HALF}),
         **({} if plan.fit.flat is None else {"flat": plan.fit.flat}),
         **{
             f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in ("position", "velocity", "rng")
@@ -124,16 +131,19 @@ def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
     dynamics, words = Dynamics(**_member(header, "dynamics", dict)), _member(header, "tuning", dict)
     cov, gradient_noise, score_noise, bias = (_floats(stored, f"law.{name}") for name in _LAW)
     step = _floats(stored, "step")
-    law = Stationary(cov, step, gradient_noise, score_noise, dynamics, words["proxy"], moments, bias)
+    completion = _floats(stored, "law.completion") if "law.completion" in stored else None
+    law = Stationary(cov, step, gradient_noise, score_noise, dynamics, words["proxy"], moments, bias, completion)
     internal = _floats(stored, "internal") if "internal" in stored else None
     tuning = Tuning(
         step=step, dynamics=dynamics, target=_floats(stored, "target"), predicted=law, internal=internal, **words
     )
     theta, flat = _floats(stored, "theta"), _floats(stored, "flat") if "flat" in stored else None
     fit = Fit(theta=theta, flat=flat, params=layout.unflatten(theta), **_member(header, "fit", dict))
+    considered = tuple(Candidate(**words) for words in _member(header, "candidates", list))
     plan = Plan(
-        model=_model(header["model"], stored), fit=fit, moments=moments, tuning=tuning, **_member(header, "plan", dict)
-    )
+        model=_model(header["model"], stored), fit=fit, moments=moments, tuning=tuning, candidates=considered,
+        **_member(header, "plan", dict),
+    )  # fmt: skip
     about = _member(header, "chains", dict)
     chains = Chains(
         draws=_floats(stored, "draws"),
@@ -148,6 +158,7 @@ def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
         _member(header, "response", str),
         None if design is None else Design.from_json(_member(header, "design", str)),
         None if found is None else _refinement(_member(header, "refinement", dict)),
+        None if header["half_step"] is None else _half_step(_member(header, "half_step", dict), stored),
     )
 
 
@@ -166,7 +177,8 @@ def _require_sizes(header: Mapping[str, object], stored: Arrays) -> None:
 
 
 def _shapes(dim: int, stored: Arrays) -> dict[str, tuple[int, ...]]:
-    vectors = ("moments.params", "moments.mean_score", "law.mean_bias")
+    half = tuple(f"half.{name}" for name in _HALF if f"half.{name}" in stored)
+    vectors = ("moments.params", "moments.mean_score", "law.mean_bias", *half)
     matrices = [name for name in stored if name.startswith(("moments.", "law.")) and name not in vectors]
     own = ("step", "target", *(("internal",) if "internal" in stored else ()))
     return {**dict.fromkeys((*matrices, *own), (dim, dim)), **dict.fromkeys(vectors, (dim,))}
@@ -204,6 +216,11 @@ def _states(words: list[dict[str, int]], stored: Arrays) -> tuple[ChainState, ..
 
 def _refinement(words: dict[str, object]) -> Refinement:
     return Refinement(tuple(Pilot(**pilot) for pilot in _member(words, "pilots", list)), _member(words, "words", str))
+
+
+def _half_step(words: dict[str, float], stored: Arrays) -> HalfStep:
+    mean, sd, skewness = (_floats(stored, f"half.{name}") for name in _HALF)
+    return HalfStep(mean, sd, skewness, words["ess"], words["rows"])
 
 
 def _layout_parts(layout: Layout) -> tuple[Header, Arrays]:

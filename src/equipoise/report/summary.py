@@ -89,13 +89,12 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
         index=pd.Index(calibration.names),
     )
     dynamics = calibration.tuning.dynamics
-    chain = f"SG{'' if dynamics.temperature == 0 else 'L'}D"
     header = (
         *((("Response", calibration.response),) if calibration.title.kind == "Family" else ()),
         (calibration.title.kind, calibration.title.name),
         ("Rows", f"{plan.moments.n:,}"),
         ("Target", plan.target_name),
-        ("Sampler", "N(estimate, target)" if calibration.chains.independent else chain),
+        ("Sampler", sampler_name(calibration)),
         ("Batch size", f"{dynamics.batch_size:,}"),
         ("Chains x draws", f"{plan.chains} x {plan.draws:,}"),
         ("Passes over data", f"{plan.passes:,.1f}"),
@@ -104,6 +103,17 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
     checks = tuple(f"{c.mark:<4} {c.name:<{width}}  {c.words}" for c in diagnosis.checks)
     notes = () if calibration.refinement is None else (f"Refinement: {calibration.refinement.words}.",)
     return Summary(frame, header, (*checks, *notes, diagnosis.verdict), error=error)
+
+
+def sampler_name(calibration: Calibration) -> str:
+    """What made the draws, in a few words."""
+    if calibration.chains.independent:
+        return "N(estimate, target)"
+    dynamics, completed = calibration.tuning.dynamics, calibration.tuning.predicted.completion is not None
+    name = "SGD" if dynamics.beta == np.inf and not completed else "SGLD"
+    if dynamics.gradient == "control-variate":
+        name = "control variates"
+    return name if dynamics.batches == "independent" else f"{name}, {dynamics.batches}"
 
 
 def interval_names(found: Coefficients) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from equipoise.errors import EquipoiseWarning, InvalidInput
 
-__all__ = ["announce", "available_memory", "predicted_seconds", "require_possible"]
+__all__ = ["announce", "available_memory", "leverage_seconds", "predicted_seconds", "require_possible"]
 
 _MOST_CHAINS = 10_000  # each has a state and a stream of its own; beyond this more draws per chain say more
 _MOST_SECONDS = 1000 * 3600.0  # six weeks
@@ -19,6 +19,11 @@ def predicted_seconds(chains: int, steps: int, batch: int, dim: int) -> float:
     """Per step about 0.4 µs, and per row 10 ns plus 0.4 ns per column, on one core of a current machine."""
     rounds = -(-chains // min(chains, os.cpu_count() or 1))
     return float(rounds) * float(steps) * (4e-7 + batch * (1e-8 + 4e-10 * dim))
+
+
+def leverage_seconds(n: int, dim: int) -> float:
+    """What leverages, their curvature number and their table take: three passes over the rows and a sort of them."""
+    return n * (1.5e-10 * dim * dim + 1e-7)
 
 
 def available_memory() -> float:

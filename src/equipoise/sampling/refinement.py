@@ -129,8 +129,12 @@ def _next(moments: Moments, current: Tuning, observed: Array) -> Tuning:
     """The tuning to the corrected internal target; what it is for stays what it was."""
     target = current.target
     internal = _corrected(target if current.internal is None else current.internal, target - observed)
-    tuned = tune(moments, internal, current.dynamics, current.proxy)
-    return replace(tuned, target=target, internal=internal)
+    if current.predicted.completion is None:
+        tuned = tune(moments, internal, current.dynamics, current.proxy)
+    else:
+        # the step stays: what is injected changes
+        tuned = tune(moments, internal, current.dynamics, noise="completed", step=current.step)
+    return replace(tuned, target=target, internal=internal, structure=current.structure, fidelity=current.fidelity)
 
 
 def _affordable(tuning: Tuning, rows: float) -> int:

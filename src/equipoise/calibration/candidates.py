@@ -1,0 +1,153 @@
+"""Which chain is the cheapest for a target: what each would cost, from moments alone (theory §6, §13, §14).
+
+An effective draw of a plain chain costs λ_max(Σ⁻¹H⁻¹(V + K(Σ))H⁻¹) rows, about all of them; of a control-variate chain
+B (2−γ)/γ, with the smallest batch B for which the tails are no heavier than a normal law's by more than a little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from equipoise.arrays import Array
+from equipoise.calibration.options import Length, Moves
+from equipoise.sampling.budget import leverage_seconds, predicted_seconds
+from equipoise.theory.completion import largest_fidelity_step
+from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.moments import Moments
+
+__all__ = ["Candidate", "cheapest", "consider"]
+
+_SPREAD = 0.8  # the largest bρ of a chain with γ = 1
+_TAILS = 0.3  # the largest excess kurtosis, in the worst direction
+_SMALLEST = 16  # rows in a batch of a chain with a fidelity
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A way to make the draws, and its predicted cost.
+
+    Attributes
+    ----------
+    sampler, batches, batch_size
+        What it is: see `eq.calibrate` and `eq.Dynamics`.
+    rows_per_draw, rows, seconds
+        Rows per effective draw, rows for all draws, and the time of the sampling with what it needs to begin.
+    chosen
+        Whether it makes the draws.
+    note
+        What is to be said of it.
+    """
+
+    sampler: str
+    batches: str
+    batch_size: int
+    rows_per_draw: float
+    rows: float
+    seconds: float
+    chosen: bool = False
+    note: str = ""
+
+    def __str__(self) -> str:
+        name = f"{self.sampler}, {self.batches}" if self.batches == "leverage" else self.sampler
+        cost = f"{self.rows_per_draw:>10,.0f} rows a draw {self.rows:>14,.0f} rows {_time(self.seconds):>9}"
+        mark = "  <- taken" if self.chosen else ""
+        return f"{name:<26} B {self.batch_size:>6,} {cost}{mark}{'  ' + self.note if self.note else ''}"
+
+
+def consider(moments: Moments, target: Array, moves: Moves, length: Length, fidelity: float) -> list[Candidate]:
+    """Every chain that is worth considering for the target, and independent draws, which are only shown."""
+    found: list[Candidate] = []
+    if moves.chosen in ("auto", "control-variate"):
+        found += _control_variates(moments, target, moves, length, fidelity)
+    if moves.chosen in ("auto", "sgmcmc") and not (fidelity and moves.chosen == "auto"):
+        found.append(_plain(moments, target, moves, length))
+    if moves.chosen == "auto":
+        found.append(Candidate("gaussian", "", 0, 0.0, 0.0, 0.0, note="never taken: no chain, no shape"))
+    return found
+
+
+def cheapest(candidates: list[Candidate]) -> Candidate:
+    """The chain that takes the least time."""
+    return min((c for c in candidates if c.sampler != "gaussian"), key=lambda c: c.seconds)
+
+
+def _plain(moments: Moments, target: Array, moves: Moves, length: Length) -> Candidate:
+    """The chain the options describe, at the cost of plain gradients."""
+    dynamics = moves.dynamics(moments.n)
+    rows = max(
+        moments.relative_noise(moments.score_cov + moments.curvature_noise(target), target), float(dynamics.batch_size)
+    )
+    return _candidate("sgmcmc", dynamics, rows, moments.dim, length)
+
+
+def _control_variates(
+    moments: Moments, target: Array, moves: Moves, length: Length, fidelity: float
+) -> list[Candidate]:
+    rules = ("independent", "leverage") if moves.batches == "auto" else (moves.batches,)
+    if not moves.replacement and moves.batches == "auto":
+        rules = ("independent",)
+    found: list[Candidate] = []
+    for batches in rules:
+        if found and not _may_save(found[0], moments, fidelity):
+            continue
+        size, gamma = _smallest_batch(moments, target, moves, batches, fidelity)
+        dynamics = moves.control_variate(size, batches)
+        # what drawing by leverage takes before the first step, besides
+        setup = leverage_seconds(moments.n, moments.dim) if batches == "leverage" else 0.0
+        rows = size * max(1.0, (2.0 - gamma) / gamma)
+        found.append(_candidate("control-variate", dynamics, rows, moments.dim, length, setup))
+    return found
+
+
+def _may_save(uniform: Candidate, moments: Moments, fidelity: float) -> bool:
+    """Whether leverage could be faster at all: its ρ is about D at the least, and it takes passes over the data first."""
+    least = float(moments.dim)
+    if fidelity:
+        gamma = largest_fidelity_step(fidelity)
+        least = max(_SMALLEST, moments.dim * gamma / (1.0 - gamma)) * (2.0 - gamma) / gamma
+    best = uniform.seconds * least / uniform.rows_per_draw + leverage_seconds(moments.n, moments.dim)
+    return best < uniform.seconds
+
+
+def _smallest_batch(moments: Moments, target: Array, moves: Moves, batches: str, fidelity: float) -> tuple[int, float]:
+    """The smallest batch that has light enough tails, or the given one; and γ."""
+    n, one = moments.n, moves.control_variate(1, batches)
+    rho = moments.curvature_number(target, one)
+    ideal = largest_fidelity_step(fidelity) if fidelity else 1.0
+
+    def step(size: int) -> float:
+        b = moves.control_variate(size, batches).noise_factor(n)
+        return min(ideal, 1.8 / (1.0 + b * rho))
+
+    if not isinstance(moves.batch_size, str):
+        return moves.batch_size, step(min(moves.batch_size, n))
+    spread = 1.0 / ideal - 1.0 if fidelity else _SPREAD
+    tails = moments.tails(target, one)
+
+    def light(size: int) -> bool:
+        b = moves.control_variate(size, batches).noise_factor(n)
+        return b * rho <= spread and tails.kurtosis(step(size), 1.0 / size) <= _TAILS
+
+    low, high = min(_SMALLEST if fidelity else 4, n), n
+    if light(low):
+        return low, step(low)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if light(middle) else (middle, high)
+    return high, step(high)
+
+
+def _candidate(
+    sampler: str, dynamics: Dynamics, rows_per_draw: float, dim: int, length: Length, setup: float = 0.0
+) -> Candidate:
+    B = dynamics.batch_size
+    steps = ceil(length.ess * rows_per_draw / B / length.chains)
+    seconds = setup + predicted_seconds(length.chains, steps, B, dim)
+    return Candidate(sampler, dynamics.batches, B, rows_per_draw, float(length.chains * steps * B), seconds)
+
+
+def _time(seconds: float) -> str:
+    if seconds < 600:
+        return f"{seconds:.2g} s"
+    return f"{seconds / 60:,.0f} min" if seconds < 36000 else f"{seconds / 3600:,.0f} h"
