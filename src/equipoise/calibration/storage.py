@@ -40,6 +40,7 @@ _UNFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, Recursion
 _FIT = ("gradient_norm", "converged", "iterations", "loss", "condition", "constant")
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
 _LAW = ("cov", "gradient_noise", "score_noise", "mean_bias")
+_STATE = ("position", "velocity", "rng", "shuffle")
 _TUNING = ("residual", "proxy", "structure", "distance")
 _PLAN = ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds", "sampler")
 _CHAINS = ("names", "thin", "burn_in", "seed", "statistics", "independent")
@@ -106,9 +107,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         **{f"law.{name}": getattr(law, name) for name in _LAW},
         **({} if tuning.internal is None else {"internal": tuning.internal}),
         **({} if plan.fit.flat is None else {"flat": plan.fit.flat}),
-        **{
-            f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in ("position", "velocity", "rng")
-        },
+        **{f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in _STATE},
         **parts,
         **prior,
     }
@@ -196,7 +195,9 @@ def _states(words: list[dict[str, int]], stored: Arrays) -> tuple[ChainState, ..
             _floats(stored, f"state.{k}.position"),
             _floats(stored, f"state.{k}.velocity"),
             cast(NDArray[np.uint64], stored[f"state.{k}.rng"]),
-            **counts,
+            counts["step"],
+            counts["hits"],
+            cast(NDArray[np.uint64], stored[f"state.{k}.shuffle"]),
         )
         for k, counts in enumerate(words)
     )
