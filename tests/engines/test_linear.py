@@ -17,7 +17,7 @@ from equipoise.engines.engine import initial_state
 from equipoise.engines.numba.compiling import _signature, bound_loop, kernel
 from equipoise.engines.numba.kernel import EXACT
 from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
-from equipoise.engines.numba.table import RowTable
+from equipoise.engines.numba.table import RowTable, side_columns
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
 from equipoise.errors import EquipoiseWarning
 from equipoise.families.family import FAMILIES, ScalarLoss
@@ -31,15 +31,11 @@ def loss_of(family):
     return replace(FAMILIES[family].loss, p=CONSTANTS.get(family, ()))
 
 
-MOVES = ("batch_size", "replacement", "momentum", "noise_scale")
+MOVES = ("batch_size", "replacement", "momentum")
 
 
-def moves(batch_size=8, replacement=True, momentum=0.0, noise_scale=0.0):
-    return Dynamics(batch_size, momentum, 2.0 / noise_scale**2 if noise_scale else np.inf, replacement)
-
-
-def noise_scale_of(program):
-    return np.sqrt(2.0 * program.dynamics.temperature)
+def moves(batch_size=8, replacement=True, momentum=0.0):
+    return Dynamics(batch_size, momentum, np.inf, replacement)
 
 
 def build(family="gaussian", count=60, dim=3, seed=0, scale=0.3, weighted=False, prior=False, **options):
@@ -56,6 +52,7 @@ def build(family="gaussian", count=60, dim=3, seed=0, scale=0.3, weighted=False,
         "guard_radius2": np.inf,
         "guard_metric": np.eye(dim),
         "guard_bound": 1.0,
+        "noise": np.full(dim, options.pop("noise_scale", 0.0)),
     }
     return LinearProgram(**(fields | options))
 
@@ -88,7 +85,7 @@ def reference(program, steps, state):
     """The recursion of the module's docstring in NumPy, fed with the engine's own random numbers."""
     count, dim = program.rows.shape
     phi, m, rng = state.position.copy(), state.velocity.copy(), state.rng.copy()
-    dynamics, noise_scale = program.dynamics, noise_scale_of(program)
+    dynamics = program.dynamics
     batch, swaps = np.zeros((2, dynamics.batch_size), dtype=np.uint64)
     weights = program.weights if program.weights.size else np.ones(count)
     path, hits = [], 0
@@ -98,13 +95,13 @@ def reference(program, steps, state):
         else:
             distinct_rows(rng, np.arange(count, dtype=np.uint32), swaps, batch)
         noise = np.zeros(dim)
-        if noise_scale:
-            add_normals(rng, 1.0, noise, dim)
+        if program.noise.any():
+            add_normals(rng, np.ones(dim), noise, dim)
         x, y, w = program.rows[batch], program.y[batch], weights[batch]
         residual = w * slope(program.loss, program.base[batch] + x @ phi, y)
         g = residual @ x / dynamics.batch_size + program.prior_gradient + program.prior_curvature * phi
         m = dynamics.momentum * m + g
-        phi = phi - m + noise_scale * noise
+        phi = phi - m + program.noise * noise
         form = phi @ program.guard_metric @ phi
         if form > program.guard_radius2:
             phi, hits = phi * np.sqrt(program.guard_radius2 / form), hits + 1
@@ -313,6 +310,7 @@ def test_columns_of_zeros_change_no_bit():
             prior_gradient=np.zeros(5 + extra),
             prior_curvature=np.zeros(5 + extra),
             guard_metric=np.eye(5 + extra),
+            noise=np.zeros(5 + extra),
         )
         start = initial_state(np.append(state.position, np.zeros(extra)), SEED)
         np.testing.assert_array_equal(run(wide, 300, start)[0][:, :5], run(program, 300)[0])
@@ -330,8 +328,9 @@ def test_float32_rows_are_summed_in_float64():
 
 def test_a_table_is_taken_over_and_a_copy_is_not_shared():
     rows = np.random.default_rng(1).normal(size=(60, 3))
-    table = RowTable.filled(rows)
-    program = build(rows=table)
+    table, y = RowTable.filled(rows), np.arange(60.0)
+    table.sides[:] = side_columns(np.zeros(60), y, np.ones(60), np.zeros(60))
+    program = build(rows=table, y=y)
     assert np.shares_memory(program.rows, table.cells)
     other = replace(program, y=program.y + 1.0)
     assert not np.shares_memory(other.rows, program.rows)
@@ -475,7 +474,7 @@ def stationary(program):
         return A @ P @ A.T + b * G @ K @ G.T
 
     source = b * G @ V @ G.T
-    source[:dim, :dim] += noise_scale_of(program) ** 2 * eye
+    source[:dim, :dim] += np.diag(program.noise**2)
     basis = np.eye(4 * dim * dim).reshape(-1, 2 * dim, 2 * dim)
     T = np.array([push(P).ravel() for P in basis]).T
     return np.linalg.solve(np.eye(len(T)) - T, source.ravel()).reshape(2 * dim, 2 * dim)[:dim, :dim]

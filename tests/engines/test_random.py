@@ -59,7 +59,7 @@ def many_batches(state, order, swaps, batch, values):
 
 def normals(seed, count):
     values = np.zeros(count)
-    add_normals(fresh(seed), 1.0, values, count)
+    add_normals(fresh(seed), np.ones(count), values, count)
     return values
 
 
@@ -191,7 +191,7 @@ def test_strips_have_equal_areas_and_meet_at_the_mode():
 
 def test_noise_is_added_to_the_first_values_and_scaled():
     values = np.ones(10)
-    add_normals(fresh(9), 0.5, values, 7)
+    add_normals(fresh(9), np.full(7, 0.5), values, 7)
     np.testing.assert_allclose(values[:7], 1.0 + 0.5 * normals(9, 7), rtol=1e-15)
     np.testing.assert_array_equal(values[7:], 1.0)
 
@@ -199,5 +199,5 @@ def test_noise_is_added_to_the_first_values_and_scaled():
 def test_normals_do_not_depend_on_how_they_are_split():
     state, values = fresh(2), np.zeros(1000)
     for start, stop in [(0, 1), (1, 400), (400, 1000)]:
-        add_normals(state, 1.0, values[start:stop], stop - start)
+        add_normals(state, np.ones(stop - start), values[start:stop], stop - start)
     np.testing.assert_array_equal(values, normals(2, 1000))

@@ -279,7 +279,7 @@ def test_a_chain_runs_on_it_and_compiles_once_for_all_powers() -> None:
     for loss in (first, second):
         program = LinearProgram(
             loss, 0.02 * x, np.zeros(200), y, np.zeros(0), np.zeros(3), np.zeros(3),
-            Dynamics(200, replacement=False), np.inf, np.eye(3), 1.0,
+            Dynamics(200, replacement=False), np.inf, np.eye(3), 1.0, np.zeros(3),
         )  # fmt: skip
         state = initial_state(np.zeros(3), np.random.SeedSequence(0))
         assert advance(program, state, 3, None, np.empty((0, 3))) == (0, False)

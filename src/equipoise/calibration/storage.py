@@ -42,6 +42,7 @@ _UNFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, Recursion
 _FIT = ("gradient_norm", "converged", "iterations", "loss", "condition", "constant")
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
 _LAW = ("cov", "gradient_noise", "score_noise", "mean_bias")
+_STATE = ("position", "velocity", "rng", "shuffle")
 _TUNING = ("residual", "proxy", "structure", "distance", "fidelity")
 _PLAN = ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds", "sampler")
 _HALF = ("mean", "sd", "skewness")
@@ -113,9 +114,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         **({} if law.completion is None else {"law.completion": law.completion}),
         **({} if cal.half_step is None else {f"half.{name}": getattr(cal.half_step, name) for name in _HALF}),
         **({} if plan.fit.flat is None else {"flat": plan.fit.flat}),
-        **{
-            f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in ("position", "velocity", "rng")
-        },
+        **{f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in _STATE},
         **parts,
         **prior,
     }
@@ -208,7 +207,9 @@ def _states(words: list[dict[str, int]], stored: Arrays) -> tuple[ChainState, ..
             _floats(stored, f"state.{k}.position"),
             _floats(stored, f"state.{k}.velocity"),
             cast(NDArray[np.uint64], stored[f"state.{k}.rng"]),
-            **counts,
+            counts["step"],
+            counts["hits"],
+            cast(NDArray[np.uint64], stored[f"state.{k}.shuffle"]),
         )
         for k, counts in enumerate(words)
     )

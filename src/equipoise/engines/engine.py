@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -33,6 +33,8 @@ class ChainState:
     rng: Words  # the four words of the generator
     step: int = 0
     hits: int = 0
+    # the generator's words at the start of the epoch, from which its permutation is made again
+    shuffle: Words = field(default_factory=lambda: np.zeros(4, np.uint64))
 
 
 class Advance(NamedTuple):

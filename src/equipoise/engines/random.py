@@ -7,6 +7,7 @@ References
 ----------
 Blackman and Vigna, Scrambled linear pseudorandom number generators (2021): xoshiro256++.
 Lemire, Fast random integer generation in an interval (2019).
+Walker, An efficient method for generating discrete random variables with general distributions (1977): aliases.
 Marsaglia and Tsang, The ziggurat method for generating random variables (2000).
 """
 
@@ -31,6 +32,8 @@ __all__ = [
     "internal",
     "jit",
     "next_word",
+    "permute",
+    "rows_by_lottery",
     "rows_with_replacement",
 ]
 
@@ -183,6 +186,35 @@ def distinct_rows(state: State, order: Permutation, swaps: NDArray[np.uint64], b
         order[swaps[k]] = swaps[k]
 
 
+@compiled
+def permute(state: State, order: Permutation) -> None:
+    """Set `order` to a uniform permutation of 0, 1, …, N − 1: a Fisher–Yates shuffle of the identity."""
+    for k in range(order.size):
+        order[k] = k
+    for k in range(order.size - 1):
+        here = np.uint64(k)
+        other = here + bounded(state, np.uint64(order.size) - here)
+        order[here], order[other] = order[other], order[here]
+
+
+@compiled
+def rows_by_lottery(state: State, limits: NDArray[np.uint64], aliases: Permutation, batch: NDArray[np.uint64]) -> None:
+    """Fill `batch` with independent row numbers of unequal probabilities: a row, or with what is left its alias."""
+    size = np.uint64(limits.size)
+    words = _load(state)
+    for k in range(batch.size):
+        word, words = _scramble(words)
+        product = (word >> _32) * size
+        if (product & _LOW) < size:
+            _store(state, words)
+            product = _retry(state, product, size)
+            words = _load(state)
+        row = product >> _32
+        word, words = _scramble(words)
+        batch[k] = row if word < limits[row] else np.uint64(aliases[row])
+    _store(state, words)
+
+
 @internal
 def _unit(state: State) -> float:
     """A uniform in (0, 1], so that its logarithm is finite."""
@@ -221,8 +253,8 @@ def _outside(state: State, word: np.uint64) -> float:
 
 
 @compiled
-def add_normals(state: State, scale: float, values: NDArray[np.float64], count: int) -> None:
-    """Add `scale` times a standard normal to each of the first `count` values: the ziggurat of 256 strips."""
+def add_normals(state: State, scales: NDArray[np.float64], values: NDArray[np.float64], count: int) -> None:
+    """Add a normal of its own scale to each of the first `count` values: the ziggurat of 256 strips."""
     words = _load(state)
     for k in range(count):
         word, words = _scramble(words)
@@ -232,5 +264,5 @@ def add_normals(state: State, scale: float, values: NDArray[np.float64], count: 
             _store(state, words)
             x = _outside(state, word)
             words = _load(state)
-        values[k] += scale * x
+        values[k] += scales[k] * x
     _store(state, words)

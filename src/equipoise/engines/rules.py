@@ -9,32 +9,78 @@ gradient estimator changes, a row's residual, differs from engine to engine: `eq
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
+from scipy.linalg import cholesky, eigh, solve_triangular
 
 from equipoise.arrays import Array, Words
-from equipoise.engines.random import Permutation, add_normals, distinct_rows, internal, rows_with_replacement
-from equipoise.theory.dynamics import BatchRule, Independent
+from equipoise.engines.engine import ChainState
+from equipoise.engines.lottery import Lottery
+from equipoise.engines.random import (
+    Permutation,
+    add_normals,
+    distinct_rows,
+    internal,
+    permute,
+    rows_by_lottery,
+    rows_with_replacement,
+)
+from equipoise.linalg import symmetric
+from equipoise.theory.dynamics import BatchRule, Dynamics, Epochs, Independent, Leverage
 
 __all__ = [
     "DRAWINGS",
     "NOISES",
+    "Coordinates",
     "Draw",
     "Drawing",
     "Noise",
     "Shake",
+    "Urn",
     "add_nothing",
+    "coordinates",
     "draw_any",
     "draw_distinct",
     "noise_of",
+    "urn_for",
 ]
 
-# (generator, number of rows, permutation, swaps, batch): fills the batch; the two before it are memory to work with.
-Draw = Callable[[Words, int, Permutation, Words, Words], None]
-# (generator, scale, values, count): adds noise of that scale to the first `count` values.
-Shake = Callable[[Words, float, Array, int], None]
+
+class Urn(NamedTuple):
+    """What batches are drawn from.
+
+    Attributes
+    ----------
+    rows
+        N.
+    period
+        Batches of an epoch; 0 where there are none.
+    order
+        A permutation of the rows, or their aliases.
+    limits
+        The limits that go with aliases.
+    swaps
+        Memory as long as a batch.
+    shuffle
+        The generator as it was at the epoch's start.
+    places
+        Where each row lies in the table; empty if row n is at n.
+    """
+
+    rows: int
+    period: int
+    order: Permutation
+    limits: Words
+    swaps: Words
+    shuffle: Words
+    places: Permutation
+
+
+# (generator, step, urn, batch): fills the batch, and returns how many rows of it were drawn.
+Draw = Callable[[Words, int, Urn, Words], int]
+# (generator, scales, values, count): adds noise of these scales to the first `count` values.
+Shake = Callable[[Words, Array, Array, int], None]
 
 
 class Drawing(NamedTuple):
@@ -56,29 +102,106 @@ class Noise(NamedTuple):
 
 
 @internal
-def draw_any(rng: Words, count: int, order: Permutation, swaps: Words, batch: Words) -> None:  # noqa: ARG001
+def draw_any(rng: Words, step: int, urn: Urn, batch: Words) -> int:  # noqa: ARG001
     """Row numbers drawn with replacement."""
-    rows_with_replacement(rng, np.uint64(count), batch)
+    rows_with_replacement(rng, np.uint64(urn.rows), batch)
+    return batch.size
 
 
 @internal
-def draw_distinct(rng: Words, count: int, order: Permutation, swaps: Words, batch: Words) -> None:  # noqa: ARG001
+def draw_distinct(rng: Words, step: int, urn: Urn, batch: Words) -> int:  # noqa: ARG001
     """Row numbers that differ."""
-    distinct_rows(rng, order, swaps, batch)
+    distinct_rows(rng, urn.order, urn.swaps, batch)
+    return batch.size
 
 
 @internal
-def add_nothing(rng: Words, scale: float, values: Array, count: int) -> None:
+def draw_weighted(rng: Words, step: int, urn: Urn, batch: Words) -> int:  # noqa: ARG001
+    """Row numbers drawn with replacement, each with its own probability."""
+    rows_by_lottery(rng, urn.limits, urn.order, batch)
+    return batch.size
+
+
+@internal
+def draw_next(rng: Words, step: int, urn: Urn, batch: Words) -> int:
+    """The next rows of a permutation, a new one at the start of each epoch; the last batch may be incomplete."""
+    position = step % urn.period
+    if position == 0:
+        urn.shuffle[:] = rng
+        permute(rng, urn.order)
+    first = position * batch.size
+    count = min(batch.size, urn.rows - first)
+    for k in range(count):
+        batch[k] = urn.order[first + k]
+    return count
+
+
+@internal
+def add_nothing(rng: Words, scales: Array, values: Array, count: int) -> None:
     """No noise."""
 
 
 DRAWINGS: dict[BatchRule, Drawing] = {
     Independent(replacement=True): Drawing(draw_any, permutes=False),
     Independent(replacement=False): Drawing(draw_distinct, permutes=True),
+    Leverage(): Drawing(draw_weighted, permutes=False),
+    Epochs(drop_last=False): Drawing(draw_next, permutes=True),
+    Epochs(drop_last=True): Drawing(draw_next, permutes=True),
 }
 NOISES = {True: Noise(add_normals, drawn=True), False: Noise(add_nothing, drawn=False)}
 
 
-def noise_of(temperature: float) -> tuple[Noise, float]:
-    """The noise, and its scale √(2/β) in coordinates in which the step matrix is the identity."""
-    return NOISES[temperature > 0.0], sqrt(2.0 * temperature)
+def noise_of(scales: Array) -> Noise:
+    """The noise of these standard deviations."""
+    return NOISES[bool(scales.any())]
+
+
+def urn_for(
+    dynamics: Dynamics, rows: int, state: ChainState, lottery: Lottery, places: Permutation | None = None
+) -> Urn:
+    """What a chain draws its next batches from; in the middle of an epoch that is the epoch's own permutation."""
+    size, rule = dynamics.batch_size, dynamics.rule
+    period = 0
+    if isinstance(rule, Epochs):
+        period = rows // size if rule.drop_last else -(-rows // size)
+    order = lottery.aliases if rule.weighted else DRAWINGS[rule].order(rows)
+    if period and state.step % period:
+        permute(state.shuffle.copy(), order)
+    where = np.empty(0, np.uint32) if places is None else places
+    return Urn(rows, period, order, lottery.limits, np.empty(size, np.uint64), state.shuffle, where)
+
+
+class Coordinates(NamedTuple):
+    """Coordinates φ, θ = θ̂ + L φ, in which a step matrix is the identity and the noise to inject is diagonal.
+
+    Attributes
+    ----------
+    root
+        L, Λ = L Lᵀ.
+    noise
+        Standard deviations of the injected noise, (D,).
+    free
+        Whether L times any orthogonal matrix would do as well, so that it may be turned for something else.
+    """
+
+    root: Array
+    noise: Array
+    free: bool
+
+
+def coordinates(step: Array, noise: Array, temperature: float) -> Coordinates:
+    """The coordinates of a step matrix Λ and the covariance M injected: L⁻¹ M L⁻ᵀ is diagonal (theory §13).
+
+    Nothing, and Langevin noise (2/β) Λ, are so in all of them, and the triangular root is taken; any other covariance
+    takes one eigendecomposition more.
+    """
+    triangular, dim = cholesky(step, lower=True), len(step)
+    langevin = 2.0 * temperature
+    if np.abs(noise - langevin * step).max() <= _ROUNDING * langevin * np.abs(step).max():
+        return Coordinates(triangular, np.full(dim, np.sqrt(langevin)), free=True)
+    half = solve_triangular(triangular, noise, lower=True)
+    variances, axes = eigh(symmetric(solve_triangular(triangular, half.T, lower=True)))
+    return Coordinates(np.ascontiguousarray(triangular @ axes), np.sqrt(np.maximum(variances, 0.0)), free=False)
+
+
+_ROUNDING = 1e-12  # of the noise relative to the step, below which it is Langevin's

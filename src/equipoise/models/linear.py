@@ -13,7 +13,7 @@ from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import InvalidInput
-from equipoise.linalg import symmetric
+from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.models.layout import FlatLayout
 from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
@@ -240,8 +240,27 @@ class LinearProblem:
     def _regression(self, tuning: Tuning) -> Regression:
         from equipoise.engines.numba.whiten import Regression
 
-        here = self.at_constant(tuning.constant).settled(tuning.center)
-        return Regression(here.model.loss, self.source, self.precision, self.mean, self.n)
+        here, nothing = self.at_constant(tuning.constant).settled(tuning.center), np.empty(0)
+        dynamics, center = tuning.dynamics, tuning.center
+        return Regression(
+            here.model.loss,
+            self.source,
+            self.precision,
+            self.mean,
+            self.n,
+            here.derivatives(center, 1).gradient if dynamics.gradient == "control-variate" else nothing,
+            here._emphasis(center, tuning.predicted.moments) if dynamics.rule.weighted else nothing,
+        )
+
+    @in_fixed_order
+    def _emphasis(self, theta: Array, moments: Moments) -> Array:
+        """1/(N p_n) of every observation drawn by leverage around θ, as the moments of a tuning have it."""
+        inverse, loss = np.linalg.inv(moments.hessian).astype(np.float64), self.model.loss
+        leverage, found = self.leveraging(theta, inverse, moments.loss_hessian), []
+        for rows in self.source.blocks():
+            h = weighted(rows, loss.d2(predictor(rows, theta), rows.y, loss.constants))
+            found.append(np.repeat(leverage.emphasis(rows.x, h), rows.counts.astype(np.int64)))
+        return np.concatenate(found)
 
     def _scope(self, radius: float | None) -> str:
         where = "the minimiser (plug-in)" if radius is None else f"the ball of radius {radius:g} around the minimiser"

@@ -113,7 +113,7 @@ def sample(
     else:
         options: dict[str, object] = {"draws": draws, "chains": chains, "seed": seed, "thin": every, "burn_in": discard}
         options |= {"guard": ellipsoid.radius2, "engine": engine.identity, "dynamics": repr(tuning.dynamics)}
-        key = fingerprint(options, tuning.step, tuning.center, tuning.expected)
+        key = fingerprint(options, tuning.step, tuning.noise, tuning.center, tuning.expected)
         with Checkpoint(Path(checkpoint), key, checkpoint_seconds) as keeper:
             keeper.restore(run.states, run.draws, run.written, run.diverged)
             seconds = run.execute(workers, progress, keeper)

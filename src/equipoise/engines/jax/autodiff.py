@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
@@ -21,18 +21,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_solve, cholesky, solve_triangular
+from scipy.linalg import cho_solve, cholesky, solve
 
 from equipoise.arrays import Array, Words
 from equipoise.engines.cost import pays_to_project
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
-from equipoise.engines.jax.loop import GRADIENTS, SHAKES, Constants, Drawn, Loss, Pull, compiled_loop
+from equipoise.engines.jax.loop import GRADIENTS, SHAKES, Constants, Drawn, Held, Loss, Pull, compiled_loop
 from equipoise.engines.jax.projection import Projection, Traced, Tree, find_projection
+from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.arguments import Lift
 from equipoise.engines.numba.compiling import lifter
 from equipoise.engines.numba.linear import lifting
-from equipoise.engines.random import Permutation, compiled
-from equipoise.engines.rules import DRAWINGS, Draw, Shake, noise_of
+from equipoise.engines.random import compiled
+from equipoise.engines.rules import DRAWINGS, Draw, Shake, Urn, coordinates, noise_of, urn_for
 from equipoise.linalg import blocks, in_fixed_order, symmetric
 
 if TYPE_CHECKING:
@@ -52,12 +53,26 @@ _TRIED = 1000
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A loss with the rows it is to be sampled on: arrays in a tree, N of them, and a digest of all that."""
+    """A loss with the rows it is to be sampled on, and a digest of all that.
+
+    Attributes
+    ----------
+    loss, data, n
+        The loss, and arrays in a tree, N rows of them.
+    identity
+        Of the rows.
+    gradient
+        ∇L at the point chains move around, for control variates; empty where they are not used.
+    emphasis
+        1/(N p_n) of every row when they are drawn by leverage, up to a common factor; empty when they are not.
+    """
 
     loss: Loss
     data: Tree
     n: int
     identity: str
+    gradient: Array = field(default_factory=lambda: np.empty(0))
+    emphasis: Array = field(default_factory=lambda: np.empty(0))
 
     @property
     def leaves(self) -> list[Traced]:
@@ -71,8 +86,10 @@ class AutodiffEngine:
 
     Attributes
     ----------
-    data
-        What the loop reads: the task's data, after the rows A_n L and the combinations at θ̂ with a projection.
+    root, noise
+        L, Λ = L Lᵀ, and the scales of the noise in φ.
+    held, lottery
+        What the loop reads of the rows, and what they are drawn with.
     origin, metric
         The guard's centre and metric, in the coordinates of the chain.
     """
@@ -81,9 +98,11 @@ class AutodiffEngine:
     tuning: Tuning
     radius2: float
     root: Array
+    noise: Array
     lift: Lift
     projection: Projection | None
-    data: Tree
+    held: Held
+    lottery: Lottery
     pull: Pull
     origin: Array
     metric: Array
@@ -92,7 +111,7 @@ class AutodiffEngine:
         """A chain at θ, at rest."""
         if self.projection is None:
             return initial_state(theta, seed)
-        return initial_state(solve_triangular(self.root, theta - self.tuning.center, lower=True), seed)
+        return initial_state(solve(self.root, theta - self.tuning.center), seed)
 
     @cached_property
     def identity(self) -> str:
@@ -104,7 +123,7 @@ class AutodiffEngine:
             mean = lambda theta: jnp.mean(jax.vmap(self.task.loss.row, (None, 0))(theta, some))  # noqa: E731
             at = jnp.asarray(near)
             value, slope = jax.jit(jax.value_and_grad(mean))(at)
-            for array in (value, slope, self.task.loss.penalty(at)):
+            for array in (value, slope, self.task.loss.penalty(at), self.task.emphasis):
                 digest.update(np.asarray(array).tobytes())
         return digest.hexdigest()
 
@@ -147,7 +166,7 @@ class AutodiffEngine:
         # the same for every call of a run: another size would be compiled anew
         size = max(1, min(_STEPS, _AHEAD // self.tuning.dynamics.batch_size))
         count = min(size, steps)
-        drawn = self._draw(state.rng, size, count)
+        drawn = self._draw(state, size, count)
         position, velocity, path, hits = self._loop(state, drawn, count)
         lost = _first_lost(path[:count])
         taken = count if lost is None else lost + 1
@@ -161,24 +180,25 @@ class AutodiffEngine:
 
     def _loop(self, state: ChainState, drawn: Drawn, count: int) -> tuple[Array, Array, Array, Array]:
         dynamics = self.tuning.dynamics
-        noise, scale = noise_of(dynamics.temperature)
-        parts = GRADIENTS[dynamics.estimator], SHAKES[noise.shake]
+        parts = GRADIENTS[dynamics.estimator], SHAKES[noise_of(self.noise).shake]
         options = bool(np.isfinite(self.radius2)), dynamics.momentum > 0.0
         loop = compiled_loop(self.task.loss, self.projection, *parts, *options)
-        matrices = () if self.projection else (self.tuning.step, scale * self.root)
-        constants = Constants(matrices, scale, self.metric, self.origin, self.radius2, dynamics.momentum)
+        matrices = () if self.projection else (self.tuning.step, self.root * self.noise)
+        constants = Constants(matrices, self.noise, self.metric, self.origin, self.radius2, dynamics.momentum)
         with jax.enable_x64(True):
-            result = loop(self.data, constants, self.pull, self.task.n, state.position, state.velocity, drawn, count)
+            result = loop(self.held, constants, self.pull, self.task.n, state.position, state.velocity, drawn, count)
             position, velocity, path, hits = (np.asarray(r) for r in result)
         return position, velocity, path, hits
 
-    def _draw(self, rng: Words, size: int, count: int) -> Drawn:
+    def _draw(self, state: ChainState, size: int, count: int) -> Drawn:
         dynamics, dim = self.tuning.dynamics, self.tuning.dim
-        drawing, (noise, _) = DRAWINGS[dynamics.rule], noise_of(dynamics.temperature)
-        batches = np.zeros((size, dynamics.batch_size), dtype=np.int32)
+        draw, noise = DRAWINGS[dynamics.rule].draw, noise_of(self.noise)
+        urn = urn_for(dynamics, self.task.n, state, self.lottery)
+        batches, sizes = np.zeros((size, dynamics.batch_size), dtype=np.int32), np.ones(size, dtype=np.int32)
         normals = np.zeros((size if noise.drawn else 1, dim))
-        _fill(drawing.draw, noise.shake, rng, self.task.n, drawing.order(self.task.n), batches[:count], normals)
-        return Drawn(batches, normals)
+        _fill(draw, noise.shake, state.rng, int(state.step), urn, batches[:count], sizes, normals)
+        incomplete = urn.period * dynamics.batch_size > self.task.n
+        return Drawn(batches, normals, sizes if incomplete else None)
 
 
 @in_fixed_order
@@ -192,15 +212,21 @@ def autodiff_engine(task: Task, tuning: Tuning, guard: Guard, whiten: bool | Non
     whiten
         Whether to use a projection where there is one; None does if its rows do not need much more memory than the data.
     """
-    root, center = cholesky(tuning.step, lower=True), tuning.center
-    lift = lifting(root, center)
+    root, noise, _ = coordinates(tuning.step, tuning.noise, tuning.dynamics.temperature)
+    center, lift = tuning.center, lifting(root, tuning.center)
     metric = cho_solve((cholesky(guard.cov, lower=True), True), np.eye(tuning.dim))
     projection = None if whiten is False else _projection(task, whiten is True)
-    data, pull, origin = task.data, Pull(np.empty(0), np.empty((0, 0))), center
+    lottery = Lottery.of(task.emphasis) if tuning.dynamics.rule.weighted else UNIFORM
+    held, pull, origin = Held(task.data, None, None), _direct_pull(task, center), center
     if projection is not None:
-        data, pull = _whitened(task, projection, root, center)
+        held, pull = _whitened(task, projection, root, center)
         metric, origin = symmetric(root.T @ metric @ root), np.zeros(tuning.dim)
-    engine = AutodiffEngine(task, tuning, guard.radius2, root, lift, projection, data, pull, origin, metric)
+    if lottery.weights.size:
+        with jax.enable_x64(True):
+            held = held._replace(weights=jnp.asarray(lottery.weights))
+    engine = AutodiffEngine(
+        task, tuning, guard.radius2, root, noise, lift, projection, held, lottery, pull, origin, metric
+    )
     engine.compile()
     return engine
 
@@ -232,8 +258,17 @@ def _split(loss: Loss, structure: jax.tree_util.PyTreeDef, *shapes: tuple[tuple[
         return find_projection(loss.row, np.zeros(loss.dim), row)
 
 
-def _whitened(task: Task, projection: Projection, root: Array, center: Array) -> tuple[Tree, Pull]:
-    """Data with rows A_n L, (N, rank · D), and combinations at θ̂ before them; and the prior in φ."""
+def _direct_pull(task: Task, center: Array) -> Pull:
+    """With control variates, the mean gradient of all rows at θ̂; the prior is the loop's own."""
+    if not task.gradient.size:
+        return Pull(np.empty(0), np.empty((0, 0)), center)
+    with jax.enable_x64(True):
+        push = np.asarray(jax.grad(task.loss.penalty)(center))
+    return Pull(task.gradient - push / task.n, np.empty((0, 0)), center)
+
+
+def _whitened(task: Task, projection: Projection, root: Array, center: Array) -> tuple[Held, Pull]:
+    """The data after rows A_n L, (N, rank · D), and combinations at θ̂; for control variates residuals there; the pull in φ."""
     slopes = jax.jit(jax.vmap(jax.jacobian(projection.combine), (None, 0)))
     values = jax.jit(jax.vmap(projection.combine, (None, 0)))
     n, dim, penalty = task.n, center.size, task.loss.penalty
@@ -241,11 +276,15 @@ def _whitened(task: Task, projection: Projection, root: Array, center: Array) ->
     with jax.enable_x64(True):
         for block in blocks(n, projection.rank * dim):
             rows[block] = np.asarray(slopes(center, jax.tree.map(lambda a, b=block: a[b], task.data))) @ root
-        data = jnp.asarray(rows.reshape(n, -1)), values(center, task.data), task.data
+        base, reference = values(center, task.data), None
+        if task.gradient.size:
+            reference = jax.jit(jax.vmap(jax.grad(projection.outer)))(base, task.data)
+        held = Held((jnp.asarray(rows.reshape(n, -1)), base, task.data), None, reference)
         gradient, curvature = (np.asarray(d(penalty)(center)) for d in (jax.grad, jax.hessian))
-    if not curvature.any():
-        return data, Pull(np.empty(0), np.empty((0, 0)))
-    return data, Pull(root.T @ gradient / n, root.T @ curvature @ root / n)
+    bend = root.T @ curvature @ root / n if curvature.any() else np.empty((0, 0))
+    if task.gradient.size:
+        return held, Pull(root.T @ task.gradient, bend, center)
+    return held, Pull(root.T @ gradient / n if curvature.any() else np.empty(0), bend, center)
 
 
 @compiled
@@ -253,15 +292,16 @@ def _fill(
     draw: Draw,
     shake: Shake,
     rng: Words,
-    rows: int,
-    order: Permutation,
+    step: int,
+    urn: Urn,
     batches: NDArray[np.int32],
+    sizes: NDArray[np.int32],
     normals: Array,
 ) -> None:
     """What each step draws, in the order in which it draws it: a batch, then normals (in one row, if there are none)."""
-    batch, swaps = np.empty(batches.shape[1], np.uint64), np.empty(batches.shape[1], np.uint64)
+    batch, ones = np.empty(batches.shape[1], np.uint64), np.ones(normals.shape[1])
     for t in range(batches.shape[0]):
-        draw(rng, rows, order, swaps, batch)
-        for k in range(batch.size):
+        sizes[t] = draw(rng, step + t, urn, batch)
+        for k in range(sizes[t]):
             batches[t, k] = batch[k]
-        shake(rng, 1.0, normals[min(t, normals.shape[0] - 1)], normals.shape[1])
+        shake(rng, ones, normals[min(t, normals.shape[0] - 1)], normals.shape[1])

@@ -20,9 +20,9 @@ from equipoise.arrays import Array
 from equipoise.engines.jax.projection import Projection, Traced, Tree
 from equipoise.engines.random import add_normals
 from equipoise.engines.rules import Shake, add_nothing
-from equipoise.theory.dynamics import Gradient, Plain
+from equipoise.theory.dynamics import ControlVariate, Gradient, Plain
 
-__all__ = ["GRADIENTS", "SHAKES", "Constants", "Drawn", "Loss", "Pull", "compiled_loop"]
+__all__ = ["GRADIENTS", "SHAKES", "Constants", "Drawn", "Held", "Loss", "Pull", "compiled_loop"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class Constants(NamedTuple):
     """What the compiled loop reads besides rows: the step's matrices (none in whitened coordinates) and the rest."""
 
     matrices: tuple[Array, ...]
-    noise: float
+    noise: Array
     metric: Array
     origin: Array
     radius2: float
@@ -60,46 +60,116 @@ class Constants(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Batches and normals drawn for one call."""
+    """Batches and normals drawn for one call, and where batches may be incomplete, how many rows each has."""
 
     batches: NDArray[np.int32] | Traced
     normals: Array | Traced
+    sizes: NDArray[np.int32] | Traced | None
+
+
+class Held(NamedTuple):
+    """What the loop reads of each row; of a batch, what was gathered.
+
+    Attributes
+    ----------
+    data
+        The observation; with a projection, after the rows A_n L and the combinations at θ̂.
+    weights
+        What a row's term is multiplied by for the probability it was drawn with; None if all are drawn alike.
+    reference
+        With a projection and control variates, the residuals at θ̂; else None.
+    """
+
+    data: Tree
+    weights: Array | Traced | None
+    reference: Array | Traced | None
 
 
 class Pull(NamedTuple):
-    """Gradient and curvature of the prior in φ, over N; empty without a prior or a projection."""
+    """The share of the gradient that no batch changes, in the chain's coordinates.
+
+    Attributes
+    ----------
+    gradient
+        At the centre: the prior's with a projection; with control variates, besides, the mean of all rows.
+    curvature
+        With a projection, the prior's over N; empty without a prior.
+    center
+        θ̂.
+    """
 
     gradient: Array
     curvature: Array
+    center: Array
 
 
 _Carry = tuple[Traced, Traced, Traced, Traced, Traced]
-# (θ, rows of a batch) -> gradient; what makes one; and (θ, constants, normals, step) -> θ
-_Slope = Callable[[Traced, Tree], Traced]
+# (θ, rows of a batch, their shares or None for equal ones) -> gradient; what makes one; and
+# (θ, constants, normals, step) -> θ
+_Slope = Callable[[Traced, Held, Traced | None], Traced]
 _Estimator = Callable[[Loss, Projection | None, Pull, int], _Slope]
 _Shake = Callable[[Traced, Constants, Array | Traced, Traced], Traced]
+
+
+def _mean(loss: Loss, theta: Traced, held: Held, shares: Traced | None) -> Traced:
+    """The mean loss of a batch, or the sum weighed by shares."""
+    each = jax.vmap(loss.row, (None, 0))(theta, held.data)
+    return jnp.mean(each) if shares is None else jnp.sum(shares * each)
+
+
+def _projected(projection: Projection, phi: Traced, held: Held, shares: Traced | None) -> Traced:
+    """The mean gradient of a batch in φ, less that of its references if there are any."""
+    rows, base, others = cast(tuple[Traced, Traced, Tree], held.data)
+    rows = rows.reshape(-1, phi.size)
+    residual = jax.vmap(jax.grad(projection.outer))(base + (rows @ phi).reshape(base.shape), others)
+    residual = residual if held.reference is None else residual - held.reference
+    residual = residual / len(base) if shares is None else residual * shares[:, None]
+    return residual.reshape(-1) @ rows
 
 
 def _plain(loss: Loss, projection: Projection | None, pull: Pull, n: int) -> _Slope:
     """The gradient of the regularised mean loss over a batch."""
     if projection is None:
-        mean = jax.grad(lambda theta, block: jnp.mean(jax.vmap(loss.row, (None, 0))(theta, block)))
         push = jax.grad(loss.penalty)
-        return mean if loss.flat else lambda theta, block: mean(theta, block) + push(theta) / n
-    slope = jax.vmap(jax.grad(projection.outer))
 
-    def gradient(phi: Traced, block: Tree) -> Traced:
-        rows, base, others = cast(tuple[Traced, Traced, Tree], block)
-        rows = rows.reshape(-1, phi.size)
-        residual = slope(base + (rows @ phi).reshape(base.shape), others) / len(base)
-        total = residual.reshape(-1) @ rows
+        def direct(theta: Traced, held: Held, shares: Traced | None) -> Traced:
+            total = jax.grad(lambda t: _mean(loss, t, held, shares))(theta)
+            return total if loss.flat else total + push(theta) / n
+
+        return direct
+
+    def gradient(phi: Traced, held: Held, shares: Traced | None) -> Traced:
+        total = _projected(projection, phi, held, shares)
         return total if loss.flat else total + pull.gradient + pull.curvature @ phi
 
     return gradient
 
 
+def _varied(loss: Loss, projection: Projection | None, pull: Pull, n: int) -> _Slope:
+    """What a batch's gradient is more than at θ̂, and the whole loss's there (theory §12).
+
+    Without a projection a batch's gradients at both points are one evaluation.
+    """
+    if projection is None:
+        push = jax.grad(loss.penalty)
+
+        def direct(theta: Traced, held: Held, shares: Traced | None) -> Traced:
+            both = jnp.stack([theta, jnp.asarray(pull.center)])
+            here, there = jax.vmap(jax.grad(lambda t: _mean(loss, t, held, shares)))(both)
+            total = here - there + pull.gradient
+            return total if loss.flat else total + push(theta) / n
+
+        return direct
+
+    def gradient(phi: Traced, held: Held, shares: Traced | None) -> Traced:
+        total = _projected(projection, phi, held, shares) + pull.gradient
+        return total if loss.flat else total + pull.curvature @ phi
+
+    return gradient
+
+
 def _shaken(theta: Traced, c: Constants, normals: Array | Traced, t: Traced) -> Traced:
-    """The noise (2/β) Λ: of the same scale everywhere in whitened coordinates."""
+    """The injected noise: in whitened coordinates of a scale for each."""
     return theta + (c.matrices[1] @ normals[t] if c.matrices else c.noise * normals[t])
 
 
@@ -109,8 +179,19 @@ def _still(theta: Traced, c: Constants, normals: Array | Traced, t: Traced) -> T
 
 
 # What the loop makes of a gradient estimator, and of a noise whose normals `equipoise.engines.rules` drew.
-GRADIENTS: dict[Gradient, _Estimator] = {Plain(): _plain}
+GRADIENTS: dict[Gradient, _Estimator] = {Plain(): _plain, ControlVariate(): _varied}
 SHAKES: dict[Shake, _Shake] = {add_normals: _shaken, add_nothing: _still}
+
+
+def _shares(some: Held, drawn: Drawn, t: Traced) -> Traced | None:
+    """What each row of a batch counts for; None if all count the same. No rule has both weights and incomplete batches."""
+    most = drawn.batches.shape[1]
+    if some.weights is not None:
+        return jnp.asarray(some.weights) / most
+    if drawn.sizes is None:
+        return None
+    size = jnp.asarray(drawn.sizes)[t]
+    return jnp.where(jnp.arange(most) < size, 1.0 / size, 0.0)
 
 
 @lru_cache(maxsize=32)
@@ -120,14 +201,15 @@ def compiled_loop(
     """Compile the loop for one loss; its number of steps is an argument, so nothing is compiled twice."""
 
     def chain(
-        data: Tree, c: Constants, pull: Pull, n: int, theta: Traced, m: Traced, drawn: Drawn, count: int
+        held: Held, c: Constants, pull: Pull, n: int, theta: Traced, m: Traced, drawn: Drawn, count: int
     ) -> tuple[Traced, Traced, Traced, Traced]:
         slope = estimator(loss, projection, pull, n)
 
         def body(carry: _Carry) -> _Carry:
             theta, m, path, hits, t = carry
             batch = jax.lax.dynamic_index_in_dim(drawn.batches, t, keepdims=False)
-            g = slope(theta, jax.tree.map(lambda a: a.at[batch].get(mode="promise_in_bounds"), data))
+            some = jax.tree.map(lambda a: a.at[batch].get(mode="promise_in_bounds"), held)
+            g = slope(theta, some, _shares(some, drawn, t))
             m = c.momentum * m + g if moving else m
             move = m if moving else g
             theta = theta - (c.matrices[0] @ move if c.matrices else move)

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Words
-from equipoise.engines.random import Permutation
 
 __all__ = ["Chain", "Clock", "Ellipsoid", "Lift", "Reached", "Recursion", "Scratch", "Share"]
 
@@ -24,16 +23,16 @@ class Recursion(NamedTuple):
     ----------
     constants
         What the loss takes as `p`.
-    prior
-        a and c of the prior's share a + c ∘ φ, in two rows of whole vectors.
+    pull
+        a, and then c or the columns of C, of the share a + c ∘ φ or a + C φ that no batch changes; rows of whole vectors.
     momentum, noise
-        κ, and the standard deviation of the noise.
+        κ, and the standard deviations of the noise, one for each coordinate.
     """
 
     constants: tuple[float, ...] | Array
-    prior: Array
+    pull: Array
     momentum: float
-    noise: float
+    noise: Array
 
 
 class Ellipsoid(NamedTuple):
@@ -57,10 +56,8 @@ class Scratch(NamedTuple):
 
     Attributes
     ----------
-    batch
-        Row numbers, in whole groups.
-    order, swaps
-        What the batch rule draws with; `swaps` is as long as a batch.
+    batch, drawn
+        Places of rows in the table, in whole groups, and how many of them were drawn.
     work
         The strips of a block.
     stage
@@ -70,8 +67,7 @@ class Scratch(NamedTuple):
     """
 
     batch: Words
-    order: Permutation
-    swaps: Words
+    drawn: NDArray[np.int64]
     work: Array
     stage: Array
     partials: Array

@@ -19,10 +19,10 @@ from numba.core.registry import cpu_target
 from equipoise.arrays import Array
 from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Recursion, Scratch, Share
 from equipoise.engines.numba.exponential import exponential
-from equipoise.engines.numba.kernel import EXACT, Fetch, fetch_rows, lift_rows, run
+from equipoise.engines.numba.kernel import EXACT, Fetch, Pull, fetch_rows, lift_rows, pull_diagonal, run
 from equipoise.engines.numba.table import Cells
 from equipoise.engines.random import add_normals, compiled, jit
-from equipoise.engines.rules import Draw, Shake, draw_any
+from equipoise.engines.rules import Draw, Shake, Urn, draw_any
 from equipoise.errors import EquipoiseWarning
 from equipoise.families.family import ScalarFunction, exp
 
@@ -37,7 +37,7 @@ _CodeFile: Any = caching.CompileResultCacheImpl
 _FolderCache: Any = caching.FunctionCache
 _pickled: Callable[[object], bytes] = serialize.dumps
 Loop = Callable[
-    [Cells, Array, Recursion, Ellipsoid, Chain, Scratch, Clock, Share, Lift, Array], tuple[int, int, int, bool]
+    [Cells, Array, Recursion, Ellipsoid, Chain, Urn, Scratch, Clock, Share, Lift, Array], tuple[int, int, int, bool]
 ]
 # Whether the user knows that the cache cannot be used.
 _TOLD: list[str] = []
@@ -92,6 +92,11 @@ def _lift_type() -> object:
     return _named(Lift, _TYPES.float64[::1], _TYPES.int64[::1])
 
 
+def _urn_type() -> object:
+    whole, words, numbers = _TYPES.int64, _TYPES.uint64[::1], _TYPES.uint32[::1]
+    return _named(Urn, whole, whole, numbers, words, words, words, numbers)
+
+
 def _signature(constants: int, storage: str) -> object:
     """Argument types of `run`, fixed so that a loss is compiled once whatever the layout of the caller's arrays."""
     real, whole, word = _TYPES.float64, _TYPES.int64, _TYPES.uint64
@@ -101,10 +106,11 @@ def _signature(constants: int, storage: str) -> object:
     arguments = (
         cells,
         real[:, :],
-        _named(Recursion, few if constants <= MOST_CONSTANTS else reals, real[:, ::1], real, real),
+        _named(Recursion, few if constants <= MOST_CONSTANTS else reals, real[:, ::1], real, reals),
         _named(Ellipsoid, real, real[:, ::1], real),
         _named(Chain, reals, reals, words),
-        _named(Scratch, words, _TYPES.uint32[::1], words, reals, reals, reals),
+        _urn_type(),
+        _named(Scratch, words, whole[::1], reals, reals, reals),
         _named(Clock, whole, whole, whole, whole),
         _named(Share, whole, whole, whole),
         _lift_type(),
@@ -123,6 +129,7 @@ def kernel(
     draw: Draw = draw_any,
     shake: Shake = add_normals,
     fetch: Fetch = fetch_rows,
+    pull: Pull = pull_diagonal,
 ) -> Loop:
     """Compile `run` for one loss, or load it from Numba's cache on disk.
 
@@ -138,11 +145,11 @@ def kernel(
         How many constants it takes; of more than `MOST_CONSTANTS` the number does not matter.
     storage
         The type rows are held in.
-    draw, shake, fetch
-        How rows are drawn, which noise is injected and whether rows are asked for ahead of their use: see
-        `equipoise.engines.rules`. What a chain does not use is not compiled.
+    draw, shake, fetch, pull
+        How rows are drawn, which noise is injected, whether rows are asked for ahead of their use and what the prior is
+        like: see `equipoise.engines.rules`. What a chain does not use is not compiled.
     """
-    loop = bound_loop(derivative, draw, shake, fetch)
+    loop = bound_loop(derivative, draw, shake, fetch, pull)
     made = _on_disk(loop, f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage))
     return cast(Loop, made)
 
@@ -158,10 +165,14 @@ def unchecked(loop: Loop) -> Loop:
 
 
 def bound_loop(
-    derivative: ScalarFunction, draw: Draw = draw_any, shake: Shake = add_normals, fetch: Fetch = fetch_rows
+    derivative: ScalarFunction,
+    draw: Draw = draw_any,
+    shake: Shake = add_normals,
+    fetch: Fetch = fetch_rows,
+    pull: Pull = pull_diagonal,
 ) -> FunctionType:
     """`run` with everything it leaves open, still to be compiled."""
-    return _bind(cast(FunctionType, run), derivative=derivative, draw=draw, shake=shake, fetch_ahead=fetch)
+    return _bind(cast(FunctionType, run), derivative=derivative, draw=draw, shake=shake, fetch_ahead=fetch, pull=pull)
 
 
 @lru_cache(maxsize=1)

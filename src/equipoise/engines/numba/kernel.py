@@ -1,6 +1,6 @@
 """The loop of the linear engine, as the compiler sees it: see `equipoise.engines.numba.linear` for the recursion.
 
-It is written once, as `run`, for a loss named `derivative`, a batch rule named `draw` and a noise named `shake`;
+It is written once, as `run`, for a loss named `derivative`, a batch rule `draw`, a prior `pull` and a noise `shake`;
 `equipoise.engines.numba.compiling` puts others in their place. All sums are spelled out in the operations of
 `equipoise.engines.numba.vector`, so that no choice made for speed changes a bit.
 """
@@ -31,7 +31,8 @@ from equipoise.engines.numba.vector import (
     transpose4,
     zeros,
 )
-from equipoise.engines.random import Function, Permutation, jit
+from equipoise.engines.random import Function, jit
+from equipoise.engines.rules import Urn
 
 __all__ = [
     "BLOCK",
@@ -46,14 +47,19 @@ __all__ = [
     "SUM",
     "WHOLE",
     "Fetch",
+    "Pull",
     "fetch_nothing",
     "fetch_rows",
     "lift_rows",
+    "pull_dense",
+    "pull_diagonal",
     "run",
 ]
 
 # (rows, batch, start, stop): asks memory for the rows batch[start:stop].
 Fetch = Callable[[Cells, Words, int, int], None]
+# (m, φ, numbers, momentum, width): sets m to κ m plus the share of the gradient that no batch changes.
+Pull = Callable[[Array, Array, Array, float, int], None]
 
 # Rows handled at once. A sum of products waits four cycles for its predecessor and two can start per cycle.
 GROUP = 8
@@ -96,14 +102,19 @@ def fetch_ahead(cells: Cells, batch: Words, start: int, stop: int) -> None:  # n
     raise RuntimeError("the loop runs only once a way to fetch is bound into it")
 
 
-def draw(rng: Words, count: int, order: Permutation, swaps: Words, batch: Words) -> None:  # noqa: ARG001
+def draw(rng: Words, step: int, urn: Urn, batch: Words) -> int:  # noqa: ARG001
     """The name the loop knows the way rows are drawn by."""
     raise RuntimeError("the loop runs only once a way to draw is bound into it")
 
 
-def shake(rng: Words, noise: float, phi: Array, dim: int) -> None:  # noqa: ARG001
+def shake(rng: Words, noise: Array, phi: Array, dim: int) -> None:  # noqa: ARG001
     """The name the loop knows the injected noise by."""
     raise RuntimeError("the loop runs only once a noise is bound into it")
+
+
+def pull(m: Array, phi: Array, numbers: Array, momentum: float, width: int) -> None:  # noqa: ARG001
+    """The name the loop knows by what a step begins with: momentum, and the prior's share."""
+    raise RuntimeError("the loop runs only once a prior is bound into it")
 
 
 @_inlined
@@ -183,11 +194,26 @@ def _collect(cells: Cells, batch: Words, at: int, k: int, width: int, work: Arra
 
 
 @_inlined
-def _begin(m: Array, phi: Array, prior: Array, momentum: float, width: int) -> None:
+def pull_diagonal(m: Array, phi: Array, numbers: Array, momentum: float, width: int) -> None:
     """Set m = κ m + a + c ∘ φ."""
     kappa = spread(momentum)
     for j in range(0, width, LANES):
-        store(m, j, fma(load_row(prior, 1, j), load(phi, j), fma(kappa, load(m, j), load_row(prior, 0, j))))
+        store(m, j, fma(load_row(numbers, 1, j), load(phi, j), fma(kappa, load(m, j), load_row(numbers, 0, j))))
+
+
+@_inlined
+def pull_dense(m: Array, phi: Array, numbers: Array, momentum: float, width: int) -> None:
+    """Set m = κ m + a + C φ, four columns of C after the other."""
+    kappa = spread(momentum)
+    for j in range(0, width, LANES):
+        store(m, j, fma(kappa, load(m, j), load_row(numbers, 0, j)))
+    for i in range(0, width, LANES):
+        p0, p1, p2, p3 = _copies(phi, i), _copies(phi, i + 1), _copies(phi, i + 2), _copies(phi, i + 3)
+        for j in range(0, width, LANES):
+            t = fma(p0, load_row(numbers, i + 1, j), load(m, j))
+            t = fma(p1, load_row(numbers, i + 2, j), t)
+            t = fma(p2, load_row(numbers, i + 3, j), t)
+            store(m, j, fma(p3, load_row(numbers, i + 4, j), t))
 
 
 @_inlined
@@ -290,6 +316,7 @@ def run(
     recursion: Recursion,
     guard: Ellipsoid,
     chain: Chain,
+    urn: Urn,
     scratch: Scratch,
     clock: Clock,
     share: Share,
@@ -300,24 +327,29 @@ def run(
     phi, m, rng = chain.phi, chain.m, chain.rng
     batch, work, stage, partials = scratch.batch, scratch.work, scratch.stage, scratch.partials
     step, thin, ahead, phase = clock.step, clock.thin, clock.ahead, share.phase
-    width, dim, size = phi.size, guard.metric.shape[0], scratch.swaps.size
-    scale = 1.0 / size
+    width, dim = phi.size, guard.metric.shape[0]
     # not literals, with which a helper would be compiled once more
     hits = held = stored = 0 * step
     finite, end = True, step + clock.steps
     until_stored = clock.steps + 1 if thin == NEVER else thin - step % thin
     while step < end and finite:
         if phase in (WHOLE, DRAW):
-            draw(rng, cells.shape[0], scratch.order, scratch.swaps, batch[:size])
+            drawn = draw(rng, step, urn, batch[: urn.swaps.size])
+            scratch.drawn[0] = drawn
+            if urn.places.size > 0:
+                for k in range(drawn):
+                    batch[k] = urn.places[batch[k]]
             # what the batch lacks to whole groups: copies of its last row, which count for nothing
-            for k in range(size, batch.size):
-                batch[k] = batch[size - 1]
+            for k in range(drawn, batch.size):
+                batch[k] = batch[drawn - 1]
+        size = scratch.drawn[0]
+        scale, grouped = 1.0 / size, -(-size // GROUP) * GROUP
         if phase in (WHOLE, FINISH):
-            _begin(m, phi, recursion.prior, recursion.momentum, width)
+            pull(m, phi, recursion.pull, recursion.momentum, width)
         for part in range(share.first, share.last):
-            total, begin, until = m, 0, batch.size
+            total, begin, until = m, 0, grouped
             if partials.size > 0:
-                begin, until = part * PART, min((part + 1) * PART, batch.size)
+                begin, until = part * PART, min((part + 1) * PART, grouped)
                 total = partials[part * width : (part + 1) * width]
                 total[:] = 0.0
             fetch_ahead(cells, batch, begin, begin + ahead)

@@ -4,9 +4,11 @@ Chains run in whitened coordinates. With the step matrix Λ = L Lᵀ and θ = θ
 x̃_n = Lᵀ x_n and the predictors o_n = offset_n + x_nᵀ θ̂ at the minimiser. One step on the batch S is then
 
     g = (1/B) Σ_{n∈S} w_n ℓ'(o_n + x̃_nᵀ φ, y_n) x̃_n + a + c ∘ φ        (a, c: the prior)
-    m ← κ m + g,     φ ← φ − m + s ξ,     ξ ~ N(0, I)
+    m ← κ m + g,     φ ← φ − m + s ∘ ξ,     ξ ~ N(0, I)
 
-and an iterate outside the ellipsoid φᵀ G φ ≤ R² is pulled back onto it. Λ is gone: a step costs O(B D).
+and an iterate outside the ellipsoid φᵀ G φ ≤ R² is pulled back onto it. Λ is gone: a step costs O(B D). With control
+variates w_n ℓ' is what it is more than at φ = 0, and a has the gradient of the whole loss there. A prior that is not
+diagonal in φ takes a matrix in place of c.
 
 The loop itself is in `equipoise.engines.numba.kernel`.
 """
@@ -23,6 +25,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.engines.cost import SPLIT, rows_ahead
 from equipoise.engines.engine import Advance, ChainState
+from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Reached, Recursion, Scratch, Share
 from equipoise.engines.numba.compiling import MOST_CONSTANTS, kernel, unchecked
 from equipoise.engines.numba.compiling import compile_helper as _compile_helper  # noqa: F401  (tests compile losses with it)
@@ -39,10 +42,12 @@ from equipoise.engines.numba.kernel import (
     WHOLE,
     fetch_nothing,
     fetch_rows,
+    pull_dense,
+    pull_diagonal,
 )
 from equipoise.engines.numba.table import SIDES, Cells, RowTable, padded, side_columns
 from equipoise.engines.numba.vector import LANES
-from equipoise.engines.rules import DRAWINGS, noise_of
+from equipoise.engines.rules import DRAWINGS, Urn, noise_of, urn_for
 from equipoise.families.family import ScalarLoss, V
 from equipoise.theory.dynamics import Dynamics
 
@@ -56,19 +61,24 @@ _AS_THEY_ARE = Lift(np.empty(0), np.empty(0, np.int64))
 class LinearProgram:
     """What one chain runs, in whitened coordinates. Chains may share a program.
 
-    Rows are copied once into a `RowTable`, and `rows` becomes a view of it; a table that the caller made and filled is
-    taken over instead, and must not serve another program.
+    Rows are copied once into a `RowTable`, and `rows` becomes a view of it; a table that the caller made and filled,
+    sides and all, is taken over instead.
 
     Attributes
     ----------
     loss
         The loss of one row; only its name, first derivative and constants are used.
     rows, base, y, weights
-        x̃ (N, D), o (N,), responses (N,), and weights (N,) or of length zero for all ones; N < 2³².
+        x̃ (N, D), o (N,), responses (N,), and weights (N,) or of length zero for all ones; N < 2³². A `RowTable` has the
+        others in its sides, which are then not read.
     prior_gradient, prior_curvature
-        The prior's share a + c ∘ φ of the gradient, each (D,).
+        The share a + c ∘ φ of the gradient that no batch changes: a (D,), and c (D,) or a symmetric matrix (D, D).
     dynamics
-        Gradient estimator, batch size (at most N) and rule, momentum κ, and injected noise.
+        Gradient estimator, batch size (at most N) and rule, and momentum κ.
+    noise
+        s: standard deviations of the injected noise, (D,).
+    lottery
+        What rows are drawn with when they are not drawn alike; its weights are part of `weights`.
     guard_radius2, guard_metric, guard_bound
         R² (infinite: off), G (D, D) and its largest eigenvalue, which spares the form while ‖φ‖² is small.
     storage
@@ -88,14 +98,19 @@ class LinearProgram:
     guard_radius2: float
     guard_metric: Array
     guard_bound: float
+    noise: Array
+    lottery: Lottery = UNIFORM
     storage: str = "float64"
     ahead: int | None = None
     table: RowTable = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        table = self.rows if isinstance(self.rows, RowTable) else RowTable.filled(self.rows, self.storage)
-        weights = self.weights if self.weights.size else np.ones(len(self.y))
-        table.sides[:] = SIDES[self.dynamics.estimator](self.loss, self.base, self.y, weights)
+        if isinstance(self.rows, RowTable):
+            table = self.rows
+        else:
+            table = RowTable.filled(self.rows, self.storage)
+            weights = self.weights if self.weights.size else np.ones(len(self.y))
+            table.sides[:] = SIDES[self.dynamics.estimator](self.loss, self.base, self.y, weights)
         object.__setattr__(self, "table", table)
         object.__setattr__(self, "rows", table.rows)
 
@@ -139,7 +154,8 @@ def advance(
     if out.size > len(out) and out.strides[1] != out.itemsize:
         raise ValueError("the rows of out must be contiguous")
     chain = _chain(state, program.table.dim)
-    scratch, parts, call = _scratch(program), parts_of(program.dynamics.batch_size), _caller(program, chain, lift)
+    urn = urn_for(program.dynamics, len(program.table.cells), state, program.lottery)
+    scratch, parts, call = _scratch(program), parts_of(program.dynamics.batch_size), _caller(program, chain, urn, lift)
     every = NEVER if thin is None else thin
     written, finite, end = 0, True, state.step + steps
     while finite and state.step < end:
@@ -165,26 +181,29 @@ class _Call(Protocol):
         ...
 
 
-def _caller(program: LinearProgram, chain: Chain, lift: Lift) -> _Call:
+def _caller(program: LinearProgram, chain: Chain, urn: Urn, lift: Lift) -> _Call:
     """What does not change from one call of the loop to the next, in its place."""
     table, loss, dynamics = program.table, program.loss, program.dynamics
     dim, width = table.dim, padded(table.dim)
-    prior, metric = np.zeros((2, width)), np.zeros((dim, width))
-    prior[:, :dim], metric[:, :dim] = (program.prior_gradient, program.prior_curvature), program.guard_metric
+    dense = program.prior_curvature.ndim == 2
+    numbers, metric = np.zeros((1 + width if dense else 2, width)), np.zeros((dim, width))
+    numbers[0, :dim], metric[:, :dim] = program.prior_gradient, program.guard_metric
+    numbers[1 : 1 + dim if dense else 2, :dim] = program.prior_curvature
     few = len(loss.p) <= MOST_CONSTANTS
-    noise, scale = noise_of(dynamics.temperature)
     constants = tuple(map(float, loss.p)) if few else loss.constants
-    recursion = Recursion(constants, prior, float(dynamics.momentum), scale)
+    recursion = Recursion(constants, numbers, float(dynamics.momentum), np.array(program.noise, dtype=np.float64))
     guard = Ellipsoid(float(program.guard_radius2), metric, float(program.guard_bound))
     ahead = rows_ahead(len(table.cells), table.cells.strides[0]) if program.ahead is None else program.ahead
     count, storage = min(len(loss.p), MOST_CONSTANTS + 1), str(table.cells.dtype)
-    draw, fetch = DRAWINGS[dynamics.rule].draw, fetch_rows if ahead > 0 else fetch_nothing
-    loop = checked = kernel(loss.name, loss.d1, count, storage, draw, noise.shake, fetch)
+    draw, shake = DRAWINGS[dynamics.rule].draw, noise_of(program.noise).shake
+    fetch, pull = fetch_rows if ahead > 0 else fetch_nothing, pull_dense if dense else pull_diagonal
+    loop = checked = kernel(loss.name, loss.d1, count, storage, draw, shake, fetch, pull)
 
     def call(step: int, steps: int, thin: int, share: Share, scratch: Scratch, out: Array) -> Reached:
         nonlocal loop
         clock = Clock(int(step), int(steps), int(thin), int(ahead))
-        reached = Reached(*loop(table.cells, table.sides, recursion, guard, chain, scratch, clock, share, lift, out))
+        rows = table.cells, table.sides
+        reached = Reached(*loop(*rows, recursion, guard, chain, urn, scratch, clock, share, lift, out))
         # the first call has checked the types, which stay the same; a step shared by two threads takes four calls
         loop = unchecked(checked)
         return reached
@@ -225,8 +244,7 @@ def _scratch(program: LinearProgram) -> Scratch:
     parts = parts_of(size)
     return Scratch(
         batch=np.empty(-(-size // GROUP) * GROUP, np.uint64),
-        order=DRAWINGS[program.dynamics.rule].order(len(program.table.cells)),
-        swaps=np.empty(size, np.uint64),
+        drawn=np.zeros(1, np.int64),
         work=np.zeros(STRIPS * BLOCK),
         stage=np.zeros(2 * HELD * width),
         partials=np.zeros(parts * width if parts > 1 else 0),
@@ -254,7 +272,7 @@ def advance_coupled(
 ) -> Advance:
     """Run the chain and its quadratic proxy ψ on the same minibatches and the same noise (theory §8).
 
-    The proxy replaces w ℓ'(o_n + x̃_nᵀφ, y_n) by score0_n + curvature0_n x̃_nᵀψ and has no guard. What a step
+    The proxy replaces a row's residual by score0_n + curvature0_n x̃_nᵀψ and has no guard. What a step
     draws never depends on where a chain is, so the proxy is a second run from the generator the chain started
     with, and the chain is that of `advance`, bit for bit.
 
@@ -263,7 +281,7 @@ def advance_coupled(
     proxy_position
         ψ and its velocity, (2, D), updated in place.
     score0, curvature0
-        Weighted first and second derivatives of the rows' losses at φ = 0, (N,).
+        The rows' residuals at φ = 0 (zeros with control variates) and weighted second derivatives there, (N,).
     out
         Receives the draws of the chain and of the proxy, (m, 2, D).
 
@@ -274,12 +292,13 @@ def advance_coupled(
     """
     start = deepcopy(state)
     stored = advance(program, state, steps, thin, out[:, 0])
-    shadow = ChainState(proxy_position[0], proxy_position[1], start.rng.copy(), start.step)
+    shadow = ChainState(proxy_position[0], proxy_position[1], start.rng.copy(), start.step, 0, start.shuffle.copy())
     taken = state.step - start.step
     shadowed = advance(_proxy(program, score0, curvature0), shadow, taken, thin, out[:, 1])
     if shadow.step < state.step:
         # The proxy diverged first: bring the chain back to the same step.
-        state.position[:], state.velocity[:], state.rng[:] = start.position, start.velocity, start.rng
+        state.position[:], state.velocity[:] = start.position, start.velocity
+        state.rng[:], state.shuffle[:] = start.rng, start.shuffle
         state.step, state.hits = start.step, start.hits
         advance(program, state, shadow.step - start.step, thin, out[:, 0])
     return Advance(min(stored.written, shadowed.written), stored.diverged or shadowed.diverged)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from equipoise.arrays import Array
 from equipoise.engines.numba.vector import LANES
 from equipoise.families.family import ScalarLoss
-from equipoise.theory.dynamics import Gradient, Plain
+from equipoise.theory.dynamics import ControlVariate, Gradient, Plain
 
 __all__ = ["SIDES", "Cells", "RowTable", "padded", "side_columns"]
 
@@ -39,8 +39,16 @@ def _plain_sides(loss: ScalarLoss, base: Array, y: Array, weights: Array) -> Arr
     return side_columns(base, y, weights, np.zeros(len(y)))
 
 
+def _varied_sides(loss: ScalarLoss, base: Array, y: Array, weights: Array) -> Array:
+    """What the residual is more than at the minimiser: nothing there, by any row (theory §12)."""
+    return side_columns(base, y, weights, -weights * loss.d1(base, y, loss.constants))
+
+
 # What each gradient estimator makes of a row's residual, from the loss and o, y and w of every row.
-SIDES: dict[Gradient, Callable[[ScalarLoss, Array, Array, Array], Array]] = {Plain(): _plain_sides}
+SIDES: dict[Gradient, Callable[[ScalarLoss, Array, Array, Array], Array]] = {
+    Plain(): _plain_sides,
+    ControlVariate(): _varied_sides,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +71,7 @@ class RowTable:
 
     @staticmethod
     def blank(count: int, dim: int, storage: str = "float64") -> RowTable:
-        """A table whose rows and sides the caller fills in."""
+        """A table whose rows and sides the caller fills in; memory that is not written is not used."""
         kind, width = np.dtype(storage), padded(dim)
         used = width * kind.itemsize
         stride = -(-(used + _SIDES * 8) // _LINE) * _LINE
@@ -72,15 +80,19 @@ class RowTable:
         first = -buffer.ctypes.data % _LINE
         lines = buffer[first : first + count * stride].reshape(count, stride)
         cells, sides = lines[:, :used].view(kind), lines[:, used : used + _SIDES * 8].view(np.float64)
-        cells[:, dim:] = 0.0
         return RowTable(cells, sides, dim)
 
     @staticmethod
     def filled(rows: Cells, storage: str = "float64") -> RowTable:
         """A table with a copy of the rows; the sides are left to the caller."""
         table = RowTable.blank(rows.shape[0], rows.shape[1], storage)
-        table.rows[:] = rows
+        table.put(slice(None), rows)
         return table
+
+    def put(self, here: slice, rows: Cells) -> None:
+        """Write rows, and what they are padded with."""
+        self.cells[here, : self.dim] = rows
+        self.cells[here, self.dim :] = 0.0
 
     @property
     def rows(self) -> Cells:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,10 @@ from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.engines.cost import threads_per_chain
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
+from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
-from equipoise.engines.numba.table import RowTable
+from equipoise.engines.numba.table import SIDES, RowTable
+from equipoise.engines.rules import coordinates
 from equipoise.errors import InvalidInput
 from equipoise.families.family import ScalarLoss
 from equipoise.linalg import blocks, in_fixed_order
@@ -47,6 +49,10 @@ class Regression:
         The rows.
     precision, mean, n
         Γ, m and N.
+    gradient
+        ∇L at the point chains move around, for control variates; empty where they are not used.
+    emphasis
+        1/(N p_n) of every observation when rows are drawn by leverage, up to a common factor; empty when they are not.
     """
 
     loss: ScalarLoss
@@ -54,12 +60,14 @@ class Regression:
     precision: Array
     mean: Array
     n: int
+    gradient: Array = field(default_factory=lambda: np.empty(0))
+    emphasis: Array = field(default_factory=lambda: np.empty(0))
 
     @property
     def identity(self) -> str:
         """A digest of all of it."""
         digest = hashlib.blake2b(f"{_VERSION} {self.loss.name} {self.n}".encode(), digest_size=16)
-        for array in (self.loss.constants, self.precision, self.mean):
+        for array in (self.loss.constants, self.precision, self.mean, self.emphasis):
             digest.update(np.ascontiguousarray(array).data)
         digest.update(self.source.fingerprint().encode())
         return digest.hexdigest()
@@ -115,8 +123,9 @@ class LinearCoupling:
     def run(self, seed: np.random.SeedSequence, burn_in: int, steps: int, thin: int) -> tuple[Array, int | None]:
         """Pairs (m, 2, D) of parameters, chain first; and the step at which one of them diverged, or None."""
         program, dim = self.engine.program, len(self.engine.center)
-        p, weights = program.loss.constants, program.table.sides[:, 2]
-        score, curvature = (weights * d(program.base, program.y, p) for d in (program.loss.d1, program.loss.d2))
+        base, y, weights, shift = program.table.sides.T
+        slope, curvature = (weights * d(base, y, program.loss.constants) for d in (program.loss.d1, program.loss.d2))
+        score = slope + shift
         state = self.engine.start(self.engine.center, seed)
         shadow, pairs = np.zeros((2, dim)), np.empty((steps // thin + 1, 2, dim))
         done = advance_coupled(program, state, shadow, score, curvature, burn_in, None, pairs)
@@ -132,8 +141,9 @@ def linear_engine(
 ) -> LinearEngine:
     """Whiten a regression for a step matrix.
 
-    Of all roots of Λ the one that makes the prior diagonal is taken, so that a step costs O(B D) with any prior; without
-    one that is the triangular root, which halves the cost of a stored draw.
+    Of all roots of Λ that make the injected noise diagonal the one that makes the prior diagonal is taken, so that a step
+    costs O(B D) with any prior; without one that is the triangular root, which halves the cost of a stored draw. Noise
+    that is neither absent nor Langevin's leaves no choice, and a prior then costs O(D²) a step.
     The whitened rows are written straight to where the engine reads them: data apart, they are the only copy.
 
     Parameters
@@ -149,13 +159,21 @@ def linear_engine(
         If the storage is neither float64 nor float32.
     """
     one_of("storage", storage, ("float64", "float32"), "leave it out")
-    center, n = tuning.center, regression.n
-    C = cholesky(tuning.step, lower=True)
-    curvature, U = eigh(C.T @ regression.precision @ C)
-    root = np.ascontiguousarray(C @ U) if regression.precision.any() else C
-    table, base, y, weights = _whitened(regression.source, root, center, storage)
+    dynamics, center, n = tuning.dynamics, tuning.center, regression.n
+    root, noise, free = coordinates(tuning.step, tuning.noise, dynamics.temperature)
+    curvature = root.T @ regression.precision @ root
+    if not regression.precision.any():
+        curvature = np.zeros(len(center))
+    elif free:
+        curvature, U = eigh(curvature)
+        root, curvature = np.ascontiguousarray(root @ U), np.maximum(curvature, 0.0)
+    lottery = Lottery.of(regression.emphasis) if dynamics.rule.weighted else UNIFORM
+    table = _whitened(regression, root, tuning, lottery, storage)
+    # with control variates what all rows together pull by; else the prior alone, the rows being part of a batch
+    pull = n * regression.gradient if regression.gradient.size else regression.precision @ (center - regression.mean)
     half = solve_triangular(cholesky(guard.cov, lower=True), root, lower=True)
     metric = half.T @ half
+    base, y, weights, _ = table.sides.T
     return LinearEngine(
         regression,
         LinearProgram(
@@ -164,9 +182,11 @@ def linear_engine(
             base=base,
             y=y,
             weights=weights,
-            prior_gradient=root.T @ (regression.precision @ (center - regression.mean)) / n,
-            prior_curvature=np.maximum(curvature, 0.0) / n,
-            dynamics=tuning.dynamics,
+            prior_gradient=root.T @ pull / n,
+            prior_curvature=curvature / n,
+            dynamics=dynamics,
+            noise=noise,
+            lottery=lottery,
             guard_radius2=guard.radius2,
             guard_metric=metric,
             guard_bound=float(np.linalg.eigvalsh(metric)[-1]),
@@ -183,24 +203,24 @@ def linear_coupling(regression: Regression, tuning: Tuning, guard: Guard) -> Lin
     return LinearCoupling(linear_engine(regression, tuning, guard))
 
 
-def _whitened(source: Source[Rows], root: Array, center: Array, storage: str) -> tuple[RowTable, Array, Array, Array]:
+def _whitened(regression: Regression, root: Array, tuning: Tuning, lottery: Lottery, storage: str) -> RowTable:
     """The table of rows Lᵀ x_n, a row for each observation, and of each its predictor at θ̂, response and weight."""
+    source, center, sides = regression.source, tuning.center, SIDES[tuning.dynamics.estimator]
     if source.n >= _MOST:
         raise InvalidInput(
             "data", "fewer than 2³² observations to sample from", f"{source.n:,}",
             "sum smaller frequencies, or use sampler='gaussian'",
         )  # fmt: skip
-    table = RowTable.blank(source.n, len(center), storage)
-    base, y, weights, start = np.empty(source.n), np.empty(source.n), np.ones(source.n), 0
+    table, start = RowTable.blank(source.n, len(center), storage), 0
     for rows in _expanded(source):
         here = slice(start, start + rows.height)
-        table.rows[here] = rows.x @ root
-        base[here] = rows.x @ center if rows.offset is None else rows.x @ center + rows.offset
-        y[here] = rows.y
-        if rows.weights is not None:
-            weights[here] = rows.weights
+        table.put(here, rows.x @ root)
+        base = rows.x @ center if rows.offset is None else rows.x @ center + rows.offset
+        weights = np.ones(rows.height) if rows.weights is None else rows.weights
+        weights = weights * lottery.weights[here] if lottery.weights.size else weights
+        table.sides[here] = sides(regression.loss, base, rows.y, weights)
         start += rows.height
-    return table, base, y, weights
+    return table
 
 
 def _expanded(source: Source[Rows]) -> Iterator[Rows]:

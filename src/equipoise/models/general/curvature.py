@@ -12,6 +12,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.linalg import blocks, fixed_order, symmetric, tree_sum
+from equipoise.theory.moments import emphasis
 
 if TYPE_CHECKING:
     from equipoise.models.general.problem import GeneralProblem, Padded
@@ -27,6 +28,9 @@ _PROBED_ROWS = 32
 _SPARE = 4
 # Elements of factors kept between calls: 1 GB of float64.
 _STORED = 1 << 27
+# Leverages of rows are found with this many random directions where there are more parameters than that: they decide what
+# is drawn, and are weighed for, so that an estimate of them is as good in all but the noise it leaves.
+_DIRECTIONS_OF_LEVERAGE, _MANY = 8, 200
 
 
 class _Quadratic(NamedTuple):
@@ -37,12 +41,39 @@ class _Third(NamedTuple):
     total: Array
 
 
+class _Scatter(NamedTuple):
+    total: Array
+
+
+class _Leverage(NamedTuple):
+    """Rows drawn by leverage: H⁻¹, directions v with Σ v vᵀ ≈ H⁻¹ for many parameters, and the mean leverage (theory §13)."""
+
+    inverse: Array
+    directions: Array | None
+    mean: float = 1.0
+
+    @staticmethod
+    def of(inverse: Array) -> _Leverage:
+        """Exact for few parameters."""
+        dim = len(inverse)
+        if dim <= _MANY:
+            return _Leverage(inverse, None)
+        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(_DIRECTIONS_OF_LEVERAGE, dim))
+        root = np.linalg.cholesky(symmetric(inverse)).astype(np.float64)
+        return _Leverage(inverse, signs @ root.T / np.sqrt(_DIRECTIONS_OF_LEVERAGE))
+
+    def emphasis(self, leverage: Array) -> Array:
+        """1/(N p_n)."""
+        return emphasis(leverage, self.mean)
+
+
 @dataclass(frozen=True)
 class GeneralCurvature:
     """Exact Hessians of each block of rows, recomputed at every call: O(block · D²) memory."""
 
     problem: GeneralProblem
     theta: Array
+    drawn: _Leverage | None = None
 
     @property
     def travels(self) -> bool:
@@ -54,10 +85,51 @@ class GeneralCurvature:
 
         def products(b: Padded) -> _Quadratic:
             J = np.asarray(self.problem.functions.hessians(self.theta, b.rows))[: b.size]
-            return _Quadratic(np.einsum("nij,njk->ik", J @ S, J, optimize=True))
+            left = J if self.drawn is None else J * self.drawn.emphasis(self._leverage(b, self.drawn, J))[:, None, None]
+            return _Quadratic(np.einsum("nij,njk->ik", left @ S, J, optimize=True))
 
         with jax.enable_x64(True):
             return symmetric(self.problem.reduce(products, S.size).total) / self.problem.source.n
+
+    def scatter(self) -> Array:
+        """mean g_n g_nᵀ."""
+
+        def products(b: Padded) -> _Scatter:
+            g = np.asarray(self.problem.functions.scores(self.theta, b.rows))[: b.size]
+            left = g if self.drawn is None else g * self.drawn.emphasis(self._leverage(b, self.drawn))[:, None]
+            return _Scatter(left.T @ g)
+
+        with jax.enable_x64(True):
+            return symmetric(self.problem.reduce(products, self._width).total) / self.problem.source.n
+
+    def leverages(self, inverse: Array) -> Array:
+        """|tr(H⁻¹ J_n)| of every row: exact, or with many parameters an estimate, the same at every call."""
+        drawn, problem, found, longest = _Leverage.of(inverse), self.problem, [], 0
+        with jax.enable_x64(True), fixed_order():
+            for block in problem.source.blocks(self._width):
+                longest = max(longest, block.n)
+                found.append(self._leverage(problem.padded(block, longest), drawn))
+        return np.concatenate(found)
+
+    def leveraged(self, inverse: Array, hessian: Array) -> GeneralCurvature:
+        """The same for rows drawn by leverage."""
+        del hessian  # second derivatives of a general loss may be negative, so that J does not have the mean
+        return replace(self, drawn=_Leverage.of(inverse)._replace(mean=float(self.leverages(inverse).mean())))
+
+    @property
+    def _width(self) -> int:
+        """Numbers a leverage takes of each row."""
+        dim = self.theta.size
+        return dim * dim if dim <= _MANY else _DIRECTIONS_OF_LEVERAGE * dim
+
+    def _leverage(self, b: Padded, drawn: _Leverage, J: Array | None = None) -> Array:
+        """Leverages of a block of rows, whose Hessians may be known."""
+        functions = self.problem.functions
+        if drawn.directions is not None:
+            images = np.asarray(functions.products(self.theta, b.rows, drawn.directions))[: b.size]
+            return np.abs(np.einsum("nkd,kd->n", images, drawn.directions))
+        J = np.asarray(functions.hessians(self.theta, b.rows))[: b.size] if J is None else J
+        return np.abs(np.einsum("nij,ij->n", J, drawn.inverse))
 
     def third(self, S: Array) -> Array:
         """∇³L[S], the regulariser's share included: the gradient of tr(∇²L S)."""
@@ -85,6 +157,7 @@ class FactoredCurvature:
     rank: int
     negligible: float
     stored: tuple[tuple[Array, Array], ...] = ()
+    drawn: _Leverage | None = None
 
     @property
     def travels(self) -> bool:
@@ -101,7 +174,33 @@ class FactoredCurvature:
             for rows in blocks(len(factors), factors[0].size):
                 u, w = factors[rows], weights[rows]
                 middle = np.einsum("nik,njk->nij", u @ S, u) * (w[:, :, None] * w[:, None, :])
+                if self.drawn is not None:
+                    middle *= self.drawn.emphasis(_leverage(u, w, self.drawn.inverse))[:, None, None]
                 yield _Quadratic(np.einsum("nid,nie->de", u, middle @ u, optimize=True))
+
+    def scatter(self) -> Array:
+        """mean g_n g_nᵀ."""
+        with jax.enable_x64(True), fixed_order():
+            return symmetric(tree_sum(self._scatters()).total) / self.exact.problem.source.n
+
+    def _scatters(self) -> Iterator[_Scatter]:
+        problem, theta, longest = self.exact.problem, self.exact.theta, 0
+        for block, (u, w) in zip(problem.source.blocks(self.probes.size), self.parts(), strict=True):
+            longest = max(longest, block.n)
+            padded = problem.padded(block, longest)
+            g = np.asarray(problem.functions.scores(theta, padded.rows))[: padded.size]
+            left = g if self.drawn is None else g * self.drawn.emphasis(_leverage(u, w, self.drawn.inverse))[:, None]
+            yield _Scatter(left.T @ g)
+
+    def leverages(self, inverse: Array) -> Array:
+        """|tr(H⁻¹ J_n)| of every row."""
+        with jax.enable_x64(True), fixed_order():
+            return np.concatenate([_leverage(u, w, inverse) for u, w in self.parts()])
+
+    def leveraged(self, inverse: Array, hessian: Array) -> FactoredCurvature:
+        """The same for rows drawn by leverage."""
+        del hessian  # second derivatives of a general loss may be negative, so that J does not have the mean
+        return replace(self, drawn=_Leverage(inverse, None, float(self.leverages(inverse).mean())))
 
     def third(self, S: Array) -> Array:
         """∇³L[S]."""
@@ -116,6 +215,12 @@ class FactoredCurvature:
             padded = problem.padded(block, longest)
             images = np.asarray(problem.functions.products(theta, padded.rows, self.probes))[: padded.size]
             yield _factors(images, self.probes, self.rank, self.negligible)
+
+
+def _leverage(factors: Array, weights: Array, inverse: Array) -> Array:
+    """|tr(H⁻¹ J_n)| of rows with these factors."""
+    forms = np.einsum("nkd,nkd->nk", factors @ inverse, factors)
+    return np.abs(np.sum(weights * forms, axis=1))
 
 
 class _HigherRank(Exception):

@@ -22,11 +22,11 @@ from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import InvalidInput
 from equipoise.linalg import FLAT, Sums, curvature_axes, symmetric
-from equipoise.models.general.curvature import GeneralCurvature, factored_curvature
+from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature
 from equipoise.models.general.search import GeneralSearch
 from equipoise.models.general.structure import Structure
 from equipoise.models.problem import Derivatives
-from equipoise.theory.moments import Curvature, Moments
+from equipoise.theory.moments import Moments, emphasis
 
 if TYPE_CHECKING:
     from equipoise.models.general.model import Functions, Model
@@ -207,10 +207,14 @@ class GeneralProblem:
             curvature=self.curvature(theta),
         )
 
-    def curvature(self, theta: Array) -> Curvature:
+    def curvature(self, theta: Array) -> GeneralCurvature | FactoredCurvature:
         """The operator behind K at θ: low-rank factors of every row's Hessian where they exist."""
         exact = GeneralCurvature(self, theta)
         return factored_curvature(exact) or exact
+
+    def leverages(self, theta: Array, inverse: Array) -> Array:
+        """|tr(H⁻¹ J_n)| of every row at θ, (N,): what decides how often it is drawn by leverage (theory §13)."""
+        return self.curvature(theta).leverages(inverse)
 
     def bound_constants(self, theta: Array, radius: float | None) -> NoReturn:
         """The derivatives of a general loss have no known bounds."""
@@ -226,7 +230,18 @@ class GeneralProblem:
         with jax.enable_x64(True):
             joined = [jnp.asarray(np.concatenate(column)) for column in zip(*parts, strict=True)]
             data = jax.tree.unflatten(self.tree, joined)
-        task = Task(self.functions.loss, data, self.n, self.source.fingerprint())
+        center, moments, nothing = tuning.center, tuning.predicted.moments, np.empty(0)
+        leverages = nothing
+        if tuning.dynamics.rule.weighted:
+            leverages = self.leverages(center, np.linalg.inv(moments.hessian).astype(np.float64))
+        task = Task(
+            self.functions.loss,
+            data,
+            self.n,
+            self.source.fingerprint(),
+            self.derivatives(center, 1).gradient if tuning.dynamics.gradient == "control-variate" else nothing,
+            emphasis(leverages, float(leverages.mean())) if leverages.size else nothing,
+        )
         return autodiff_engine(task, tuning, guard)
 
     def coupling(self, tuning: Tuning, guard: Guard) -> Coupling:
