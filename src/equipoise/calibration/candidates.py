@@ -127,7 +127,7 @@ def _smallest_batch(moments: Moments, target: Array, moves: Moves, batches: str,
 
     def light(size: int) -> bool:
         b = moves.control_variate(size, batches).noise_factor(n)
-        return b * rho <= spread and tails.worst(step(size), 1.0 / size) <= _TAILS
+        return b * rho <= spread and tails.kurtosis(step(size), 1.0 / size) <= _TAILS
 
     low, high = min(_SMALLEST if fidelity else 4, n), n
     if light(low):

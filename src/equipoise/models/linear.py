@@ -13,13 +13,14 @@ from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import InvalidInput
-from equipoise.linalg import in_fixed_order, symmetric
+from equipoise.linalg import Sums, in_fixed_order, symmetric
 from equipoise.models.layout import FlatLayout
 from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
     BoundPass,
     CurvaturePass,
     CurvatureSums,
+    ImagesPass,
     LeveragePass,
     Leveraging,
     LossPass,
@@ -31,7 +32,7 @@ from equipoise.models.passes import (
 )
 from equipoise.models.problem import Derivatives
 from equipoise.theory.bounds import BoundConstants
-from equipoise.theory.moments import Moments
+from equipoise.theory.moments import ImagePass, Moments
 
 if TYPE_CHECKING:
     from equipoise.engines.numba.whiten import Regression
@@ -309,6 +310,16 @@ class LinearCurvature:
     def third(self, S: Array) -> Array:
         """mean t_n (x_nᵀ S x_n) x_n."""
         return self._sums(S).third / self.problem.source.n
+
+    def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
+        """Σ f(h_n (x_nᵀv) Rᵀx_n)."""
+        part = ImagesPass(self.problem.model, self.theta, vectors, root, self.leverage, f)
+        return self.problem.source.reduce(part, vectors.size)
+
+    def sampled(self, count: int) -> LinearCurvature:
+        """The same of so many rows at most."""
+        problem = self.problem.subsample(min(count, self.problem.source.n), seed=0)
+        return LinearCurvature(problem, self.theta, self.leverage)
 
     def scatter(self) -> Array:
         """mean g_n² x_n x_nᵀ."""

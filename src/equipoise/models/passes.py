@@ -6,14 +6,14 @@ Each pass is a small frozen object that is called with a block of rows, so that 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
 import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
-from equipoise.linalg import quadratic_forms, symmetric, weighted_gram
-from equipoise.theory.moments import emphasis
+from equipoise.linalg import Sums, quadratic_forms, symmetric, weighted_gram
+from equipoise.theory.moments import ImagePass, emphasis
 
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM
@@ -23,6 +23,7 @@ __all__ = [
     "BoundSums",
     "CurvaturePass",
     "CurvatureSums",
+    "ImagesPass",
     "LeveragePass",
     "LeverageSums",
     "Leveraging",
@@ -216,6 +217,25 @@ class CurvaturePass:
         q = quadratic_forms(rows.x, self.S, self.root)
         square = q * h**2 if self.leverage is None else q * h**2 * self.leverage.emphasis(rows.x, h)
         return CurvatureSums(weighted_gram(rows.x, counted(rows, square)), counted(rows, q * t) @ rows.x)
+
+
+@dataclass(frozen=True)
+class ImagesPass(Generic[Sums]):
+    """Sums of what the rows' Hessians at θ make of some vectors: Rᵀ J_n v = h_n (x_nᵀv) Rᵀx_n."""
+
+    model: GLM
+    theta: Array
+    vectors: Array
+    root: Array
+    leverage: Leveraging | None
+    f: ImagePass[Sums]
+
+    def __call__(self, rows: Rows) -> Sums:
+        """Sums over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        h = weighted(rows, loss.d2(eta, rows.y, loss.constants))
+        images = (h * (self.vectors @ rows.x.T))[:, :, None] * (rows.x @ self.root)
+        return self.f(images, None if self.leverage is None else self.leverage.emphasis(rows.x, h), rows.counts)
 
 
 class ResidualSums(NamedTuple):

@@ -7,7 +7,7 @@ that does it. A new one is a new value, its law, and a branch of the loop.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BATCHES",
     "GRADIENTS",
+    "BatchCumulants",
     "BatchRule",
     "ControlVariate",
     "Dynamics",
@@ -70,6 +71,35 @@ class ControlVariate:
 GRADIENTS: dict[str, Gradient] = {"plain": Plain(), "control-variate": ControlVariate()}
 
 
+class BatchCumulants(NamedTuple):
+    """Cumulants of a batch's mean over what they are made of: moments m_k of one row about the mean of all.
+
+    They are second·m₂, third·m₃ and fourth·m₄ + pairs·m₂².
+    """
+
+    second: float
+    third: float
+    fourth: float
+    pairs: float
+
+    @classmethod
+    def with_replacement(cls, b: float) -> BatchCumulants:
+        """Of 1/b rows drawn with replacement."""
+        return cls(b, b**2, b**3, -3.0 * b**3)
+
+    @classmethod
+    def without_replacement(cls, batch_size: int, n: int) -> BatchCumulants:
+        """Of rows drawn without: terms that sum to zero over all rows, weighed by how often rows are drawn together."""
+        B = batch_size
+        # (n/B)^k times the probability that k given rows are all drawn
+        p = np.cumprod([(B - k) / (n - k) * n / B if n > k else 0.0 for k in range(4)])
+        fourth = (p[0] - 7.0 * p[1] * B / n + 12.0 * p[2] * (B / n) ** 2 - 6.0 * p[3] * (B / n) ** 3) / B**3
+        pairs = 3.0 * (p[1] - 2.0 * p[2] * B / n + p[3] * (B / n) ** 2) / B**2
+        b = _without_replacement(B, n)
+        third = (n - B) * (n - 2 * B) / (B * B * (n - 1.0) * (n - 2.0)) if n > 2 else 0.0
+        return cls(b, third, float(fourth), float(pairs) - 3.0 * b * b)
+
+
 class BatchRule(Protocol):
     """How the rows of a batch are drawn."""
 
@@ -87,6 +117,10 @@ class BatchRule(Protocol):
         """b: the noise of a batch's mean over that of one row."""
         ...
 
+    def cumulants(self, batch_size: int, n: int) -> BatchCumulants:
+        """The same for third and fourth cumulants; the second's is b."""
+        ...
+
 
 @dataclass(frozen=True)
 class Independent:
@@ -100,6 +134,12 @@ class Independent:
         """1/B with replacement, (N−B)/(B(N−1)) without."""
         return 1.0 / batch_size if self.replacement else _without_replacement(batch_size, n)
 
+    def cumulants(self, batch_size: int, n: int) -> BatchCumulants:
+        """Powers of 1/B with replacement; what sampling from a finite population leaves without."""
+        if self.replacement:
+            return BatchCumulants.with_replacement(1.0 / batch_size)
+        return BatchCumulants.without_replacement(batch_size, n)
+
 
 @dataclass(frozen=True)
 class Leverage:
@@ -111,6 +151,10 @@ class Leverage:
     def factor(self, batch_size: int, n: int) -> float:
         """1/B."""
         return 1.0 / batch_size
+
+    def cumulants(self, batch_size: int, n: int) -> BatchCumulants:
+        """Powers of 1/B."""
+        return BatchCumulants.with_replacement(1.0 / batch_size)
 
 
 @dataclass(frozen=True)
@@ -127,6 +171,10 @@ class Epochs:
     def factor(self, batch_size: int, n: int) -> float:
         """(N−B)/(B(N−1)): a batch alone is one drawn without replacement."""
         return _without_replacement(batch_size, n)
+
+    def cumulants(self, batch_size: int, n: int) -> BatchCumulants:
+        """Those of a batch alone."""
+        return BatchCumulants.without_replacement(batch_size, n)
 
     def sizes(self, batch_size: int, n: int) -> tuple[int, ...]:
         """The sizes of the batches of an epoch."""
@@ -237,6 +285,11 @@ class Dynamics:
         """The factor b of the gradient noise: 1/B with replacement, (N−B)/(B(N−1)) without."""
         self.require_batch_within(n)
         return self.rule.factor(self.batch_size, n)
+
+    def cumulants(self, n: int) -> BatchCumulants:
+        """How the cumulants of a batch's mean follow from the moments of a row."""
+        self.require_batch_within(n)
+        return self.rule.cumulants(self.batch_size, n)
 
     def require_batch_within(self, n: int) -> None:
         """Raise `InvalidInput` when a batch would hold more rows than the data."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,10 +15,18 @@ from scipy.linalg import eigh
 from equipoise.arrays import Array
 from equipoise.checks import checked_options, finite_array, instance, numeric_array, shown, whole
 from equipoise.errors import InvalidInput
-from equipoise.linalg import blocks, symmetric
+from equipoise.linalg import Sums, blocks, symmetric, tree_sum
 from equipoise.theory.dynamics import BatchRule, Dynamics
 
-__all__ = ["Bound", "Curvature", "DenseCurvature", "Moments", "emphasis"]
+if TYPE_CHECKING:
+    from equipoise.theory.tails import Tails
+
+__all__ = ["Bound", "Curvature", "DenseCurvature", "ImagePass", "Moments", "emphasis"]
+
+
+# Sums over a block of rows of what their Hessians make of some vectors (m, rows, D), given also 1/(N p_n) of rows drawn by
+# leverage, and how often each row counts.
+ImagePass: TypeAlias = Callable[[Array, Array | None, Array], Sums]
 
 
 class Curvature(Protocol):
@@ -34,6 +43,14 @@ class Curvature(Protocol):
 
     def third(self, S: Array) -> Array:
         """∇³L[S] = mean over n of ∇ tr(∇²ℓ_n S)."""
+        ...
+
+    def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
+        """Σ over rows of f of Rᵀ J_n v, for each of some vectors v (m, D)."""
+        ...
+
+    def sampled(self, count: int) -> Curvature:
+        """The same of so many rows at most."""
         ...
 
     def scatter(self) -> Array:
@@ -90,6 +107,23 @@ class DenseCurvature:
             left = J if self.emphasis is None else J * self.emphasis[rows, None, None]
             total += np.einsum("nij,njk->ik", left @ S, J, optimize=True)
         return symmetric(total) / n
+
+    def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
+        """Σ f(Rᵀ J_n v)."""
+        n, dim, _ = self.hessians.shape
+
+        def made(rows: slice) -> Sums:
+            images = np.einsum("nij,mj->mni", self.hessians[rows], vectors, optimize=True) @ root
+            return f(images, None if self.emphasis is None else self.emphasis[rows], np.ones(images.shape[1]))
+
+        return tree_sum(map(made, blocks(n, dim * max(dim, len(vectors)))))
+
+    def sampled(self, count: int) -> DenseCurvature:
+        """The same of so many rows at most."""
+        n = len(self.hessians)
+        rows = np.sort(np.random.default_rng(0).choice(n, size=min(n, count), replace=False))
+        emphasis = None if self.emphasis is None else self.emphasis[rows]
+        return replace(self, hessians=self.hessians[rows], scores=self.scores[rows], emphasis=emphasis)
 
     def scatter(self) -> Array:
         """mean g_n g_nᵀ."""
@@ -169,12 +203,26 @@ class Moments:
         dynamics
             With `batches="leverage"`, ρ is that of the weighted rows.
         """
-        from equipoise.theory.targets import target_matrix  # targets are made from moments
-
-        matrix = target_matrix(target, self)
-        if dynamics is not None:
-            instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
+        matrix, dynamics = self._asked(target, dynamics)
         return self.relative_noise(self.curvature_noise(matrix, dynamics), matrix)
+
+    @checked_options
+    def tails(self, target: str | ArrayLike, dynamics: Dynamics | None = None) -> Tails:
+        """What the tails of a chain with control variates and a Newton step depend on besides γ and B (theory §13).
+
+        One pass over the rows, after which ``tails.kurtosis(gamma, 1 / batch_size)`` costs nothing.
+
+        Parameters
+        ----------
+        target
+            Σ, as a matrix or by name.
+        dynamics
+            With `batches="leverage"`, the tails are those of the weighted rows; the batch size does not matter.
+        """
+        from equipoise.theory.tails import worst_tails  # tails are made from moments
+
+        matrix, dynamics = self._asked(target, dynamics)
+        return worst_tails(self, matrix, dynamics.rule, self.curvature_noise(matrix, dynamics))
 
     def relative_noise(self, noise: Array, cov: Array) -> float:
         """λ_max(Σ⁻¹ H⁻¹ C H⁻¹)."""
@@ -210,6 +258,14 @@ class Moments:
         if not callable(getattr(problem, "curvature", None)):
             raise InvalidInput("problem", "a bound problem", shown(problem), "make one with eq.bind(model, data)")
         return replace(self, curvature=problem.at_constant(self.constant).curvature(self.params))
+
+    def _asked(self, target: str | ArrayLike, dynamics: Dynamics | None) -> tuple[Array, Dynamics]:
+        """A target as a matrix, and dynamics: rows drawn alike by default."""
+        from equipoise.theory.targets import target_matrix  # targets are made from moments
+
+        if dynamics is not None:
+            instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
+        return target_matrix(target, self), Dynamics(batch_size=1) if dynamics is None else dynamics
 
     def _matrix(self, S: ArrayLike) -> Array:
         matrix = finite_array("S", S)

@@ -21,11 +21,13 @@ from equipoise.theory.modes import Modes, step_matrix
 from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.proxy import Noise, proxy_noise
 from equipoise.theory.stability import decay_bound, largest_multiple, mean_radius2, spectral_radius
+from equipoise.theory.tails import tails_along, worst_tails
 
 __all__ = ["Stationary", "max_stable_step", "require_spread", "stationary"]
 
 
 _ACCEPTED = 1e-8  # the largest relative residual accepted as a solution
+_ALIKE = 1e-7  # relative spread of the modes' rates up to which a step counts as a multiple of the inverse Hessian
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,41 @@ class Stationary:
         if self.bias is not None:
             return self.bias
         return -0.5 * np.linalg.solve(self.hessian, self.moments.third_derivative(self.cov)).astype(np.float64)
+
+    @property
+    def newton(self) -> float | None:
+        """γ where the step is γH⁻¹, which contracts every direction alike; None elsewhere, and with momentum."""
+        rates = self.modes.rates
+        alike = rates[-1] - rates[0] <= _ALIKE * rates[-1]
+        return float(rates.mean()) if alike and self.dynamics.momentum == 0.0 and self.modes.discrete else None
+
+    @cached_property
+    def worst_kurtosis(self) -> float:
+        """The largest predicted excess kurtosis over all directions (theory eq. 13.3); it takes a pass over the data.
+
+        In a Gaussian closure, for control variates and a step γH⁻¹ without momentum; NaN elsewhere. Usually a little low
+        while it is small, and far too low where the fourth moment is about to be infinite.
+        """
+        gamma = self._tailed
+        if gamma is None:
+            return np.nan
+        tails = worst_tails(self.moments, self.cov, self.dynamics.rule, self.gradient_noise)
+        return tails.kurtosis(gamma, self.dynamics.cumulants(self.moments.n))
+
+    @cached_property
+    def kurtosis(self) -> Array:
+        """The predicted excess kurtosis of each parameter (D,), known where `worst_kurtosis` is: D matrices D×D in a pass."""
+        gamma = self._tailed
+        if gamma is None:
+            return np.full(len(self.cov), np.nan)
+        tails = tails_along(self.moments, self.cov, self.dynamics.rule, np.eye(len(self.cov)))
+        return tails.each(gamma, self.dynamics.cumulants(self.moments.n))
+
+    @property
+    def _tailed(self) -> float | None:
+        """γ of a chain whose tails are known; None for others."""
+        known = self.dynamics.gradient == "control-variate" and self.dynamics.batches != "epochs"
+        return self.newton if known else None
 
     @cached_property
     def modes(self) -> Modes:

@@ -11,11 +11,12 @@ import jax
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.linalg import blocks, fixed_order, symmetric, tree_sum
+from equipoise.linalg import Sums, blocks, fixed_order, symmetric, tree_sum
 from equipoise.theory.moments import emphasis
 
 if TYPE_CHECKING:
     from equipoise.models.general.problem import GeneralProblem, Padded
+    from equipoise.theory.moments import ImagePass
 
 __all__ = ["DIRECTIONS", "FactoredCurvature", "GeneralCurvature", "factored_curvature"]
 
@@ -144,6 +145,22 @@ class GeneralCurvature:
             penalty = np.asarray(functions.penalty_bend(self.theta, S))
         return total / self.problem.source.n + penalty / self.problem.n
 
+    def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
+        """Σ f(Rᵀ J_n v)."""
+
+        def made(b: Padded) -> Sums:
+            found = np.asarray(self.problem.functions.products(self.theta, b.rows, vectors))[: b.size]
+            weights = None if self.drawn is None else self.drawn.emphasis(self._leverage(b, self.drawn))
+            return f(found.transpose(1, 0, 2) @ root, weights, np.ones(b.size))
+
+        with jax.enable_x64(True):
+            return self.problem.reduce(made, vectors.size if self.drawn is None else max(vectors.size, self._width))
+
+    def sampled(self, count: int) -> GeneralCurvature:
+        """The same of so many rows at most."""
+        problem = self.problem.subsample(min(count, self.problem.source.n), seed=0)
+        return replace(self, problem=problem)
+
 
 @dataclass(frozen=True)
 class FactoredCurvature:
@@ -205,6 +222,14 @@ class FactoredCurvature:
     def third(self, S: Array) -> Array:
         """∇³L[S]."""
         return self.exact.third(S)
+
+    def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
+        """Σ f(Rᵀ J_n v)."""
+        return replace(self.exact, drawn=self.drawn).images(vectors, root, f)
+
+    def sampled(self, count: int) -> GeneralCurvature:
+        """The same of so many rows at most."""
+        return replace(self.exact, drawn=self.drawn).sampled(count)
 
     def parts(self) -> Iterator[tuple[Array, Array]]:
         """Factors u (rows, rank, D) and weights w (rows, rank) of each block of rows; call it in float64."""
