@@ -171,8 +171,8 @@ class Comparison:
 
     @property
     def kurtosis_error(self) -> Array:
-        """Monte Carlo error of a normal law's excess kurtosis."""
-        return np.sqrt(24.0 / self.observed.ess)
+        """Monte Carlo error of an excess kurtosis; tails that are predicted to be heavier make it larger."""
+        return np.sqrt(24.0 / self.observed.ess) * (1.0 + 2.0 * float(np.nan_to_num(self.expected.kurtosis)))
 
     @property
     def skewness_gap(self) -> Array:

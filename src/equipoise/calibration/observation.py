@@ -12,6 +12,8 @@ from equipoise.sampling.chains import Chains
 
 __all__ = ["Observed", "observe"]
 
+_FURTHEST = 5.0  # standard deviations: one normal draw in two million is further away
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -26,7 +28,8 @@ class Observed:
     tau
         Autocorrelation time of each parameter, in stored draws.
     rhat, skewness, kurtosis
-        By parameter; the kurtosis is the excess over a normal law's.
+        By parameter; the kurtosis is the excess over a normal law's. Draws beyond five standard deviations count as
+        five: in a law with heavy tails a single draw would decide.
     guard_rate
         Share of the steps on which the guard acted.
     """
@@ -61,7 +64,7 @@ def observe(chains: Chains) -> Observed:
     """The observation of a run."""
     draws, flat = chains.draws, chains.flat()
     mean = flat.mean(axis=0)
-    z = (flat - mean) / flat.std(axis=0)
+    z = np.clip((flat - mean) / flat.std(axis=0), -_FURTHEST, _FURTHEST)
     return Observed(
         chains=draws.shape[0],
         length=draws.shape[1],
