@@ -27,11 +27,13 @@ from equipoise.models.passes import (
     MomentPass,
     ResidualPass,
     ScatterPass,
+    ThirdPass,
     predictor,
     weighted,
 )
 from equipoise.models.problem import Derivatives
 from equipoise.theory.bounds import BoundConstants
+from equipoise.theory.expansion import RankOneExpansion, expanded_rows
 from equipoise.theory.moments import ImagePass, Moments
 
 if TYPE_CHECKING:
@@ -311,6 +313,22 @@ class LinearCurvature:
         """mean t_n (x_nᵀ S x_n) x_n."""
         return self._sums(S).third / self.problem.source.n
 
+    def third_along(self, vectors: Array) -> Array:
+        """mean t_n (x_nᵀv)² x_n."""
+        sums = self.problem.source.reduce(ThirdPass(self.problem.model, self.theta, vectors), vectors.size)
+        return sums.third / self.problem.source.n
+
+    def expansion(self, basis: Array) -> RankOneExpansion:
+        """The rows' columns in θ = basis · z, and their scalar derivatives."""
+        some = self.sampled(expanded_rows(self.problem.source.n, len(basis))).problem.source
+        loss, parts = self.problem.model.loss, []
+        for rows in some.blocks():
+            eta = predictor(rows, self.theta)
+            g, h, t = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2, loss.d3))
+            emphasis = np.ones_like(h) if self.leverage is None else self.leverage.emphasis(rows.x, h)
+            parts.append((rows.x @ basis, g, h, t, emphasis, rows.counts / some.n))
+        return RankOneExpansion(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
     def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
         """Σ f(h_n (x_nᵀv) Rᵀx_n)."""
         part = ImagesPass(self.problem.model, self.theta, vectors, root, self.leverage, f)
@@ -318,8 +336,9 @@ class LinearCurvature:
 
     def sampled(self, count: int) -> LinearCurvature:
         """The same of so many rows at most."""
-        problem = self.problem.subsample(min(count, self.problem.source.n), seed=0)
-        return LinearCurvature(problem, self.theta, self.leverage)
+        if count >= self.problem.source.n:
+            return self
+        return LinearCurvature(self.problem.subsample(count, seed=0), self.theta, self.leverage)
 
     def scatter(self) -> Array:
         """mean g_n² x_n x_nᵀ."""

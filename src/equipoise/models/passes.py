@@ -35,6 +35,8 @@ __all__ = [
     "ResidualSums",
     "ScatterPass",
     "ScatterSums",
+    "ThirdPass",
+    "ThirdSums",
     "counted",
     "predictor",
     "weighted",
@@ -217,6 +219,27 @@ class CurvaturePass:
         q = quadratic_forms(rows.x, self.S, self.root)
         square = q * h**2 if self.leverage is None else q * h**2 * self.leverage.emphasis(rows.x, h)
         return CurvatureSums(weighted_gram(rows.x, counted(rows, square)), counted(rows, q * t) @ rows.x)
+
+
+class ThirdSums(NamedTuple):
+    """Σ t (xᵀv)² x for some vectors v."""
+
+    third: Array
+
+
+@dataclass(frozen=True)
+class ThirdPass:
+    """Third derivatives at θ along some vectors."""
+
+    model: GLM
+    theta: Array
+    vectors: Array
+
+    def __call__(self, rows: Rows) -> ThirdSums:
+        """Sums over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        t = counted(rows, weighted(rows, loss.d3(eta, rows.y, loss.constants)))
+        return ThirdSums((t * (self.vectors @ rows.x.T) ** 2) @ rows.x)
 
 
 @dataclass(frozen=True)

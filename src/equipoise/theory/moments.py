@@ -17,6 +17,7 @@ from equipoise.checks import checked_options, finite_array, instance, numeric_ar
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, blocks, symmetric, tree_sum
 from equipoise.theory.dynamics import BatchRule, Dynamics
+from equipoise.theory.expansion import Expansion, FullExpansion, expanded_rows
 
 if TYPE_CHECKING:
     from equipoise.theory.tails import Tails
@@ -43,6 +44,14 @@ class Curvature(Protocol):
 
     def third(self, S: Array) -> Array:
         """∇³L[S] = mean over n of ∇ tr(∇²ℓ_n S)."""
+        ...
+
+    def third_along(self, vectors: Array) -> Array:
+        """∇³L[v, v, ·] for each of some vectors v (m, D)."""
+        ...
+
+    def expansion(self, basis: Array) -> Expansion:
+        """The derivatives of the rows, or of a sample of them, in θ = basis · z."""
         ...
 
     def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
@@ -107,6 +116,29 @@ class DenseCurvature:
             left = J if self.emphasis is None else J * self.emphasis[rows, None, None]
             total += np.einsum("nij,njk->ik", left @ S, J, optimize=True)
         return symmetric(total) / n
+
+    def third_along(self, vectors: Array) -> Array:
+        """∇³L[v, v, ·]; unknown (NaN) when no third derivatives were given."""
+        if self.thirds is None:
+            return np.full_like(vectors, np.nan)
+        return np.einsum("ijk,mj,mk->mi", self.thirds, vectors, vectors, optimize=True)
+
+    def expansion(self, basis: Array) -> FullExpansion:
+        """The rows, each with the mean third derivative: their own are not known."""
+        n, dim, _ = self.hessians.shape
+        if self.thirds is None:
+            raise ValueError("third derivatives are unknown")
+        some = self.sampled(expanded_rows(n, dim))
+        rows = len(some.hessians)
+        thirds = np.einsum("ijk,ia,jb,kc->abc", self.thirds, basis, basis, basis, optimize=True)
+        return FullExpansion(
+            g=some.scores @ basis,
+            J=basis.T @ some.hessians @ basis,
+            T=np.broadcast_to(thirds, (rows, dim, dim, dim)),
+            emphasis=np.ones(rows) if some.emphasis is None else some.emphasis,
+            share=np.full(rows, 1.0 / rows),
+            prior=np.zeros((dim, dim, dim)),
+        )
 
     def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
         """Σ f(Rᵀ J_n v)."""
@@ -246,6 +278,16 @@ class Moments:
     def third_derivative(self, S: ArrayLike) -> Array:
         """∇³L(θ̂)[S], a vector."""
         return self._operator().third(self._matrix(S))
+
+    def third_along(self, vectors: Array) -> Array:
+        """∇³L(θ̂)[v, v, ·] for each of some vectors (m, D)."""
+        return self._operator().third_along(vectors)
+
+    def posterior_skewness(self) -> Array:
+        """The posterior's own skewness of each parameter, to leading order: −N ∇³L[Σ, Σ, Σ], Σ = H⁻¹/N (theory §14)."""
+        from equipoise.theory.shape import posterior_skewness  # shapes are made from moments
+
+        return posterior_skewness(self)
 
     def gradient_noise(self, S: ArrayLike, dynamics: Dynamics) -> Array:
         """C(S) = b (V + K(S)), the stationary mean of the gradient covariance; b K(S) with control variates."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.linalg import Sums, blocks, fixed_order, symmetric, tree_sum
+from equipoise.theory.expansion import FullExpansion, expanded_rows
 from equipoise.theory.moments import emphasis
 
 if TYPE_CHECKING:
@@ -145,6 +146,39 @@ class GeneralCurvature:
             penalty = np.asarray(functions.penalty_bend(self.theta, S))
         return total / self.problem.source.n + penalty / self.problem.n
 
+    def third_along(self, vectors: Array) -> Array:
+        """∇³L[v, v, ·], the regulariser's share included."""
+        functions = self.problem.functions
+
+        def bends(b: Padded) -> _Third:
+            return _Third(np.array(functions.bends(self.theta, b.rows, b.mask, vectors)))
+
+        with jax.enable_x64(True):
+            total = self.problem.reduce(bends, DIRECTIONS * vectors.shape[1]).total
+            prior = np.asarray(functions.penalty_third(self.theta))
+        penalty = np.einsum("ijk,mj,mk->mi", prior, vectors, vectors, optimize=True)
+        return total / self.problem.source.n + penalty / self.problem.n
+
+    def expansion(self, basis: Array) -> FullExpansion:
+        """The derivatives of the rows, written out."""
+        some = self.sampled(expanded_rows(self.problem.source.n, len(basis))).problem
+        functions, parts, longest = some.functions, [], 0
+        with jax.enable_x64(True):
+            for block in some.source.blocks(basis.size * len(basis)):
+                longest = max(longest, block.n)
+                b = some.padded(block, longest)
+                of_rows = (functions.scores, functions.hessians, functions.thirds)
+                g, J, T = (np.asarray(f(self.theta, b.rows))[: b.size] for f in of_rows)
+                weights = (
+                    np.ones(b.size) if self.drawn is None else self.drawn.emphasis(self._leverage(b, self.drawn, J))
+                )
+                parts.append(
+                    (g @ basis, basis.T @ J @ basis, _turned(T, basis), weights, np.full(b.size, 1.0 / some.source.n))
+                )
+            prior = _turned(np.asarray(functions.penalty_third(self.theta)), basis) / some.n
+        g, J, T, weights, share = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return FullExpansion(g, J, T, weights, share, prior)
+
     def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
         """Σ f(Rᵀ J_n v)."""
 
@@ -158,8 +192,7 @@ class GeneralCurvature:
 
     def sampled(self, count: int) -> GeneralCurvature:
         """The same of so many rows at most."""
-        problem = self.problem.subsample(min(count, self.problem.source.n), seed=0)
-        return replace(self, problem=problem)
+        return self if count >= self.problem.source.n else replace(self, problem=self.problem.subsample(count, seed=0))
 
 
 @dataclass(frozen=True)
@@ -223,13 +256,32 @@ class FactoredCurvature:
         """∇³L[S]."""
         return self.exact.third(S)
 
+    def third_along(self, vectors: Array) -> Array:
+        """∇³L[v, v, ·]."""
+        return self.exact.third_along(vectors)
+
+    def expansion(self, basis: Array) -> FullExpansion:
+        """The derivatives of the rows, written out."""
+        return replace(self.exact, drawn=self.drawn).expansion(basis)
+
     def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
         """Σ f(Rᵀ J_n v)."""
-        return replace(self.exact, drawn=self.drawn).images(vectors, root, f)
+        with jax.enable_x64(True), fixed_order():
+            return tree_sum(self._images(vectors, root, f))
 
-    def sampled(self, count: int) -> GeneralCurvature:
+    def _images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Iterator[Sums]:
+        for factors, weights in self.parts():
+            for rows in blocks(len(factors), max(factors[0].size, vectors.size)):
+                u, w = factors[rows], weights[rows]
+                images = np.einsum("nkd,me,nke,nk->mnd", u @ root, vectors, u, w, optimize=True)
+                drawn = None if self.drawn is None else self.drawn.emphasis(_leverage(u, w, self.drawn.inverse))
+                yield f(images, drawn, np.ones(len(u)))
+
+    def sampled(self, count: int) -> FactoredCurvature:
         """The same of so many rows at most."""
-        return replace(self.exact, drawn=self.drawn).sampled(count)
+        if count >= self.exact.problem.source.n:
+            return self
+        return replace(self, exact=self.exact.sampled(count), stored=())
 
     def parts(self) -> Iterator[tuple[Array, Array]]:
         """Factors u (rows, rank, D) and weights w (rows, rank) of each block of rows; call it in float64."""
@@ -246,6 +298,11 @@ def _leverage(factors: Array, weights: Array, inverse: Array) -> Array:
     """|tr(H⁻¹ J_n)| of rows with these factors."""
     forms = np.einsum("nkd,nkd->nk", factors @ inverse, factors)
     return np.abs(np.sum(weights * forms, axis=1))
+
+
+def _turned(T: Array, basis: Array) -> Array:
+    """Third derivatives in θ = basis · z."""
+    return np.einsum("...ijk,ia,jb,kc->...abc", T, basis, basis, basis, optimize=True)
 
 
 class _HigherRank(Exception):

@@ -172,14 +172,18 @@ class Functions:
             away = structure.embed(theta) - mean
             return cast(Traced, 0.5 * away @ precision @ away)
 
-        def bend_gradient(theta: Traced, block: Tree, mask: Traced, values: Traced, vectors: Traced) -> Traced:
-            """Σ over rows of ∇ tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ: second derivatives of the gradient along each v_i."""
+        def bends(theta: Traced, block: Tree, mask: Traced, vectors: Traced) -> Traced:
+            """Σ over rows of ∇³ℓ[v, v, ·] for each v: second derivatives of the gradient along it."""
 
             def along(v: Traced) -> Traced:
                 slope = lambda t: jax.jvp(lambda u: jax.grad(total)(u, block, mask), (t,), (v,))[1]  # noqa: E731
                 return jax.jvp(slope, (theta,), (v,))[1]
 
-            return values @ jax.lax.map(along, vectors, batch_size=DIRECTIONS)
+            return jax.lax.map(along, vectors, batch_size=DIRECTIONS)
+
+        def bend_gradient(theta: Traced, block: Tree, mask: Traced, values: Traced, vectors: Traced) -> Traced:
+            """Σ over rows of ∇ tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ."""
+            return values @ bends(theta, block, mask, vectors)
 
         flat = model.regularizer is None and not precision.any()
         self.row = row
@@ -195,6 +199,9 @@ class Functions:
                 lambda o: jax.vmap(lambda v: jax.jvp(lambda t: jax.grad(row)(t, o), (theta,), (v,))[1])(vectors)
             )(block)
         )
+        self.thirds = jax.jit(jax.vmap(jax.jacfwd(jax.hessian(row)), (None, 0)))
+        self.bends = jax.jit(bends)
         self.bend_gradient = jax.jit(bend_gradient)
         self.penalty_derivatives = jax.jit(lambda t: (penalty(t), jax.grad(penalty)(t), jax.hessian(penalty)(t)))
+        self.penalty_third = jax.jit(jax.jacfwd(jax.hessian(penalty)))
         self.penalty_bend = jax.jit(jax.grad(lambda t, S: jnp.sum(jax.hessian(penalty)(t) * S)))
