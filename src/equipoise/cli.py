@@ -406,7 +406,8 @@ def _require_places(**places: Path | None) -> None:
 
 def _as_options(message: str) -> str:
     """Remedies that name Python arguments, as options: missing='drop' becomes --missing drop."""
-    known = r"\b(missing|sampler|fidelity|batches|prior_precision|inverse_temperature|batch_size|tuning_rows)=(?:'(\w+)'|\.\.\.)"
+    names = "missing|sampler|fidelity|batches|prior_precision|inverse_temperature|batch_size|tuning_rows"
+    known = rf"\b({names})=(?:'(\w+)'|\.\.\.)"
     return re.sub(known, lambda m: f"--{m[1].replace('_', '-')} {m[2] or '...'}", message).replace("numpy.inf", "inf")
 
 
