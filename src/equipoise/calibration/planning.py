@@ -15,6 +15,7 @@ from equipoise.calibration.options import Length, Moves, PlanOptions, Reading, T
 from equipoise.checks import shown, whole
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
+from equipoise.linalg import symmetric
 from equipoise.models.binding import bind, checked
 from equipoise.models.problem import Model, Problem
 from equipoise.models.verbs import moments
@@ -165,9 +166,13 @@ def _drawn(dynamics: Dynamics) -> str:
 def _moved(tuning: Tuning) -> str:
     """How the chain moves, in words."""
     dynamics, completed = tuning.dynamics, tuning.predicted.completion is not None
-    noise = "completed noise" if completed else f"inverse temperature {dynamics.beta:g}"
+    if not completed:
+        return f"{dynamics.gradient} gradients, momentum {dynamics.momentum:g}, inverse temperature {dynamics.beta:g}"
+    rates = tuning.predicted.modes.rates
+    size = f"{rates[0]:.2g}" if rates[-1] - rates[0] < 1e-6 * rates[-1] else f"{rates[0]:.2g} to {rates[-1]:.2g}"
     fidelity = f", fidelity {tuning.fidelity:g}" if tuning.fidelity else ""
-    return f"{dynamics.gradient} gradients, momentum {dynamics.momentum:g}, {noise}{fidelity}"
+    momentum = f", momentum {dynamics.momentum:g}" if dynamics.momentum else ""
+    return f"{dynamics.gradient} gradients, step x Hessian {size}{momentum}, noise completed to the target{fidelity}"
 
 
 @takes(Reading, Moves, Length, Tuned)
@@ -284,13 +289,15 @@ def _choose(
         tuning = tune(found, matrix, dynamics, moves.proxy, moves.structure, noise=noise, fidelity=given)
         return sampler, tuning, ()
     fidelity = moves.wanted_fidelity(target, problem.quadratic)
-    considered = consider(found, matrix, moves, length, fidelity)
+    considered = consider(found, matrix, moves, length, fidelity, problem.quadratic)
     best = cheapest(considered)
     shown = tuple(replace(c, chosen=c is best) for c in considered)
     if best.sampler == "sgmcmc":
         return best.sampler, tune(found, matrix, moves.dynamics(found.n)), shown
     dynamics = moves.control_variate(best.batch_size, best.batches)
-    return best.sampler, tune(found, matrix, dynamics, noise="completed", fidelity=fidelity or None), shown
+    step = best.gamma * symmetric(np.linalg.inv(found.hessian).astype(np.float64))
+    tuning = tune(found, matrix, dynamics, noise="completed", step=step)
+    return best.sampler, replace(tuning, structure="full", fidelity=fidelity or None), shown
 
 
 def _identified(problem: Problem, fitted: Fit) -> tuple[Problem, Fit]:

@@ -132,9 +132,18 @@ def _next(moments: Moments, current: Tuning, observed: Array) -> Tuning:
     if current.predicted.completion is None:
         tuned = tune(moments, internal, current.dynamics, current.proxy)
     else:
-        # the step stays: what is injected changes
-        tuned = tune(moments, internal, current.dynamics, noise="completed", step=current.step)
+        tuned = _completed(moments, internal, current)
     return replace(tuned, target=target, internal=internal, structure=current.structure, fidelity=current.fidelity)
+
+
+def _completed(moments: Moments, internal: Array, current: Tuning) -> Tuning:
+    """The step stays, or is halved where it makes too much noise by itself: what is injected changes."""
+    for share in (1.0, 0.5):
+        try:
+            return tune(moments, internal, current.dynamics, noise="completed", step=share * current.step)
+        except InfeasibleTarget:
+            continue
+    return tune(moments, internal, current.dynamics, noise="completed", step=0.25 * current.step)
 
 
 def _affordable(tuning: Tuning, rows: float) -> int:
