@@ -21,13 +21,24 @@ def test_calibrate_is_the_steps_behind_it(cal, make_data) -> None:
     model, data = eq.glm("poisson"), make_data("poisson")
     fit = eq.fit(model, data)
     m = eq.moments(model, data, fit.params)
-    tuning = eq.tune(m, eq.sandwich(m), eq.Dynamics(batch_size=15))
+    tuning = eq.tune(m, eq.sandwich(m), cal.tuning.dynamics, noise="completed", step=cal.tuning.step)
     np.testing.assert_array_equal(cal.fit.params, fit.params)
-    np.testing.assert_array_equal(cal.tuning.step, tuning.step)
+    np.testing.assert_array_equal(cal.tuning.noise, tuning.noise)
     chains = eq.sample(model, data, tuning, draws=cal.plan.draws, chains=2, seed=5, progress=False)
     np.testing.assert_array_equal(cal.draws, chains.draws)
     np.testing.assert_array_equal(eq.diagnose(chains, tuning).ess, cal.diagnosis.ess)
     assert cal.names == ("x0", "x1", "x2", "x3")
+
+
+def test_sgmcmc_is_the_papers_algorithm(make_data) -> None:
+    model, data = eq.glm("poisson"), make_data("poisson")
+    cal = eq.calibrate(model, data, ess=400, chains=2, seed=5, sampler="sgmcmc", progress=False)
+    m = eq.moments(model, data, eq.fit(model, data).params)
+    tuning = eq.tune(m, eq.sandwich(m), eq.Dynamics(batch_size=15))
+    np.testing.assert_array_equal(cal.tuning.step, tuning.step)
+    chains = eq.sample(model, data, tuning, draws=cal.plan.draws, chains=2, seed=5, progress=False)
+    np.testing.assert_array_equal(cal.draws, chains.draws)
+    assert cal.plan.candidates == ()
 
 
 def test_plan_is_the_run_before_its_first_step(cal, make_data) -> None:
@@ -45,7 +56,12 @@ def test_plan_is_the_run_before_its_first_step(cal, make_data) -> None:
     # enough draws for what was asked, and not a tenth more
     assert 400 <= plan.ess < 440
     assert plan.ess == pytest.approx(2 * plan.tuning.predicted.ess(plan.draws * plan.thin))
-    for word in ("300 rows, 4 parameters", "sandwich", "15 (with replacement)", "passes over the data"):
+    for word in (
+        "300 rows, 4 parameters",
+        "sandwich",
+        f"{plan.tuning.dynamics.batch_size} rows, ",
+        "passes over the data",
+    ):
         assert word in str(plan)
 
 
@@ -53,7 +69,7 @@ def test_plan_is_the_run_before_its_first_step(cal, make_data) -> None:
 def test_automatic_batch_size(n, size) -> None:
     rng = np.random.default_rng(0)
     x = np.column_stack([np.ones(n), rng.normal(size=n)])
-    plan = eq.plan(eq.glm("gaussian", scale=1.0), (x, rng.normal(size=n)))
+    plan = eq.plan(eq.glm("gaussian", scale=1.0), (x, rng.normal(size=n)), sampler="sgmcmc")
     assert plan.tuning.dynamics.batch_size == size
 
 
@@ -264,5 +280,5 @@ def test_arviz_has_one_variable_per_parameter(cal) -> None:
         assert posterior[name].dims == ("chain", "draw")
         np.testing.assert_array_equal(posterior[name].to_numpy(), cal.draws[:, :, j])
     assert posterior.attrs["inference_library"] == "equipoise"
-    assert posterior.attrs["batch_size"] == 15
+    assert posterior.attrs["batch_size"] == cal.tuning.dynamics.batch_size
     assert posterior.attrs["target"] == "sandwich"

@@ -170,7 +170,7 @@ def test_theory_of_langevin_without_gradient_noise(run, csv: str) -> None:
         (("count ~ age", "--batch-size", "some"), "'auto' or a whole number"),
         (("count ~ age", "--interval", "95"), "between 0 and 1"),
         (("count ~ age", "--draws-out", "draws.xlsx"), ".csv or .parquet"),
-        (("count ~ age", "--sampler", "nuts"), "one of sgmcmc, gaussian"),
+        (("count ~ age", "--sampler", "nuts"), "one of auto, control-variate, sgmcmc, gaussian"),
         (("count ~ age", "--shape", "2"), "left out for the gaussian family"),
         (("count ~ age", "--seed", "-1"), "--seed"),
         (("count ~ age", "--seed", "1.5"), "--seed"),

@@ -440,8 +440,8 @@ def test_a_chain_that_follows_the_posterior_is_not_told_to_look(rare) -> None:
     assert "estimate ± z·se" not in found.verdict
     assert "gaussian" not in str(found)
     # the control: SGD tuned to the same target leans the other way, and is told to look
-    plain = eq.calibrate(eq.glm("bernoulli"), rare, **run).diagnosis
-    assert {"mean bias", "shape"} <= {c.name for c in plain.checks if c.status == "look"}
+    plain = eq.calibrate(eq.glm("bernoulli"), rare, sampler="sgmcmc", **run).diagnosis
+    assert "mean bias" in {c.name for c in plain.checks if c.status == "look"}
     assert plain.skewness[0] > 0.2
     assert "estimate ± z·se" in plain.verdict
     assert "estimate ± z·se" in plain.check("shape").words

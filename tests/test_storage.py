@@ -85,7 +85,7 @@ def saved(frame, tmp_path_factory):
 def test_no_pickle(saved) -> None:
     _, path = saved
     header, arrays = read_archive(path)
-    assert header["format"] == 2
+    assert header["format"] == 3
     assert all(array.dtype != object for array in arrays.values())
     # a pickle stream starts with the protocol opcode, and names the modules it imports
     assert b"\x80\x04\x95" not in path.read_bytes()

@@ -32,6 +32,7 @@ __all__ = [
     "compare_errors",
     "headline",
     "intervals",
+    "sampler_name",
     "spent",
     "step_found",
 ]
@@ -238,6 +239,17 @@ def spent(calibration: Calibration) -> Spent:
     """What the sampling cost."""
     found = calibration.chains.statistics
     return Spent(found["steps"], found["rows"], found["rows"] / calibration.plan.moments.n, found["seconds"])
+
+
+def sampler_name(calibration: Calibration) -> str:
+    """What made the draws, in a few words."""
+    if calibration.chains.independent:
+        return "N(estimate, target)"
+    dynamics, completed = calibration.tuning.dynamics, calibration.tuning.predicted.completion is not None
+    name = "SGD" if dynamics.beta == np.inf and not completed else "SGLD"
+    if dynamics.gradient == "control-variate":
+        name = "control variates"
+    return name if dynamics.batches == "independent" else f"{name}, {dynamics.batches}"
 
 
 def step_found(calibration: Calibration) -> StepFound:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from equipoise.calibration.findings import Coefficients, coefficients
+from equipoise.calibration.findings import Coefficients, coefficients, sampler_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,17 +103,6 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
     checks = tuple(f"{c.mark:<4} {c.name:<{width}}  {c.words}" for c in diagnosis.checks)
     notes = () if calibration.refinement is None else (f"Refinement: {calibration.refinement.words}.",)
     return Summary(frame, header, (*checks, *notes, diagnosis.verdict), error=error)
-
-
-def sampler_name(calibration: Calibration) -> str:
-    """What made the draws, in a few words."""
-    if calibration.chains.independent:
-        return "N(estimate, target)"
-    dynamics, completed = calibration.tuning.dynamics, calibration.tuning.predicted.completion is not None
-    name = "SGD" if dynamics.beta == np.inf and not completed else "SGLD"
-    if dynamics.gradient == "control-variate":
-        name = "control variates"
-    return name if dynamics.batches == "independent" else f"{name}, {dynamics.batches}"
 
 
 def interval_names(found: Coefficients) -> tuple[str, str]:
