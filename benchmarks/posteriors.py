@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def main() -> None:
     parser.add_argument("--ess", type=float, default=20_000)
     options = parser.parse_args()
     ess = 500.0 if options.smoke else options.ess
-    cases = [*(posteriordb(options.data) if options.data.exists() else ()), *nuts_cases(options.smoke)]
+    cases = chain(posteriordb(options.data) if options.data.exists() else (), nuts_cases(options.smoke))
     results = {}
     for case in cases:
         began = time.perf_counter()
