@@ -47,6 +47,10 @@ __all__ = [
 ]
 
 
+# In place of the first row of a permutation that is to be made again.
+_UNKNOWN = np.uint32(2**32 - 1)
+
+
 class Urn(NamedTuple):
     """What batches are drawn from.
 
@@ -129,6 +133,8 @@ def draw_next(rng: Words, step: int, urn: Urn, batch: Words) -> int:
     if position == 0:
         urn.shuffle[:] = rng
         permute(rng, urn.order)
+    elif urn.order[0] == _UNKNOWN:
+        permute(urn.shuffle.copy(), urn.order)
     first = position * batch.size
     count = min(batch.size, urn.rows - first)
     for k in range(count):
@@ -165,8 +171,8 @@ def urn_for(
     if isinstance(rule, Epochs):
         period = rows // size if rule.drop_last else -(-rows // size)
     order = lottery.aliases if rule.weighted else DRAWINGS[rule].order(rows)
-    if period and state.step % period:
-        permute(state.shuffle.copy(), order)
+    if period:
+        order[0] = _UNKNOWN
     where = np.empty(0, np.uint32) if places is None else places
     return Urn(rows, period, order, lottery.limits, np.empty(size, np.uint64), state.shuffle, where)
 
