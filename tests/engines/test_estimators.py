@@ -91,7 +91,7 @@ class Batches:
     def __init__(self, kind, rows, moments):
         self.kind, self.n, self.order = kind, len(rows["y"]), np.zeros(0, np.uint32)
         self.lottery = Lottery.of(emphasis_of(rows, moments)) if kind == "leverage" else None
-        self.weights = emphasis_of(rows, moments) if kind == "leverage" else np.ones(self.n)
+        self.weights = self.lottery.weights if self.lottery else np.ones(self.n)
         self.per = self.n // SIZE if kind == "whole epochs" else -(-self.n // SIZE)
 
     def draw(self, rng, step):
@@ -101,7 +101,7 @@ class Batches:
         elif self.kind == "distinct":
             distinct_rows(rng, np.arange(self.n, dtype=np.uint32), swaps, batch)
         elif self.kind == "leverage":
-            rows_by_lottery(rng, self.lottery.limits, self.lottery.aliases, batch)
+            rows_by_lottery(rng, self.lottery.columns, swaps, batch)
         else:
             if step % self.per == 0:
                 self.order = np.zeros(self.n, np.uint32)
@@ -207,7 +207,7 @@ def test_gradients_by_leverage_are_unbiased(case, which, gradient):
     # a lottery with one ticket per row makes the engine draw that row
     total, n = np.zeros(DIM), len(rows["y"])
     for row in range(n):
-        alone = Lottery(np.zeros(n, np.uint64), np.full(n, row, np.uint32), lottery.weights)
+        alone = Lottery(np.full(n, row, np.uint64), lottery.weights)
         if which == "numba":
             forced = replace(engine, program=replace(engine.program, rows=engine.program.table, lottery=alone))
         else:
@@ -237,18 +237,19 @@ def test_a_lottery_gives_every_row_its_tickets_exactly(count):
         lottery, (tickets, bits) = Lottery.of(emphasis), _tickets(1.0 / emphasis)
         assert int(tickets.sum()) == count << bits
         share = [0] * count
-        for column, (limit, alias) in enumerate(zip(lottery.limits.tolist(), lottery.aliases.tolist(), strict=True)):
-            own = 2**64 if alias == column else limit
+        for column, word in enumerate(lottery.columns.tolist()):
+            limit, alias = divmod(word, 2**32)
+            own = 2**32 if alias == column else limit
             share[column] += own
-            share[alias] += 2**64 - own
-        assert share == [k << (64 - bits) for k in tickets.tolist()]
-        np.testing.assert_allclose(lottery.weights, emphasis * np.mean(1.0 / emphasis), rtol=1e-12)
+            share[alias] += 2**32 - own
+        assert share == [k << (32 - bits) for k in tickets.tolist()]
+        np.testing.assert_allclose(lottery.weights, emphasis * np.mean(1.0 / emphasis), rtol=1e-6)
 
 
 def test_rows_come_as_often_as_their_tickets_say():
     emphasis = 1.0 / (0.1 + 0.9 * np.random.default_rng(0).exponential(size=60) ** 2)
     lottery, batch, rng = Lottery.of(emphasis), np.zeros(400_000, np.uint64), np.arange(1, 5).astype(np.uint64)
-    rows_by_lottery(rng, lottery.limits, lottery.aliases, batch)
+    rows_by_lottery(rng, lottery.columns, np.zeros_like(batch), batch)
     expected = batch.size / 60 / lottery.weights
     counts = np.bincount(batch.astype(np.int64), minlength=60)
     statistic = np.sum((counts - expected) ** 2 / expected)
