@@ -17,7 +17,7 @@ from equipoise.engines.numba.linear import advance
 from equipoise.engines.numba.table import SIDES
 from equipoise.engines.random import distinct_rows, internal, rows_with_replacement
 from equipoise.theory.dynamics import GRADIENTS as ESTIMATORS
-from equipoise.theory.dynamics import Independent, Langevin
+from equipoise.theory.dynamics import Independent
 
 WORDS = np.array([1, 2, 3, 4], dtype=np.uint64)
 STEPS = 30
@@ -28,6 +28,7 @@ class First:
     """The same rows at every step: the first B."""
 
     name: str = "first"
+    weighted: bool = False
 
     def factor(self, batch_size, n):
         return 0.0
@@ -42,20 +43,33 @@ class Still(eq.Dynamics):
 
 
 @internal
-def draw_first(rng, count, order, swaps, batch):
+def draw_first(rng, step, urn, batch):
     for k in range(batch.size):
         batch[k] = k
+    return batch.size
 
 
-@pytest.mark.parametrize("dynamics", [eq.Dynamics(5), eq.Dynamics(5, 0.3, 700.0, replacement=False)])
+@pytest.mark.parametrize(
+    "dynamics",
+    [
+        eq.Dynamics(5),
+        eq.Dynamics(5, 0.3, 700.0, replacement=False),
+        eq.Dynamics(5, gradient="control-variate", batches="leverage"),
+        eq.Dynamics(5, batches="epochs"),
+        eq.Dynamics(5, batches="epochs", drop_last=True),
+    ],
+)
 def test_every_value_has_its_entry(dynamics) -> None:
-    noise, scale = rules.noise_of(dynamics.injected)
     assert dynamics.rule in rules.DRAWINGS
-    assert noise.shake in SHAKES
     assert dynamics.estimator in SIDES
     assert dynamics.estimator in GRADIENTS
-    assert scale == pytest.approx(np.sqrt(2.0 / dynamics.inverse_temperature), rel=1e-15)
-    assert noise.drawn == (scale > 0.0)
+
+
+def test_a_noise_draws_only_where_it_has_a_scale() -> None:
+    for scales in (np.zeros(3), np.array([0.0, 0.1, 0.0])):
+        noise = rules.noise_of(scales)
+        assert noise.shake in SHAKES
+        assert noise.drawn == scales.any()
 
 
 def test_the_tables_know_every_estimator() -> None:
@@ -107,11 +121,3 @@ def test_a_new_batch_rule_is_a_function_and_an_entry(poisson_run, monkeypatch) -
     own = eq.Model(lambda p, o: jnp.exp(o["x"] @ p) - o["y"] * (o["x"] @ p), np.zeros(3))
     for problem in (model.bind((x, y)), own.bind({"x": x, "y": y})):
         np.testing.assert_allclose(path(problem, tuning), expected, rtol=0.0, atol=1e-12)
-
-
-def test_a_noise_nobody_knows_is_an_error() -> None:
-    class Other(Langevin):
-        pass
-
-    with pytest.raises(KeyError):
-        rules.noise_of(Other(1.0))

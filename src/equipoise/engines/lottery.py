@@ -17,12 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Words
-from equipoise.engines.random import Permutation
 
 __all__ = ["UNIFORM", "Lottery"]
 
-_WORD = 64  # bits of a limit
-_ALL = np.uint64(2**64 - 1)
+_HALF = 32  # bits of a limit, and of an alias
 
 
 class Lottery(NamedTuple):
@@ -30,14 +28,13 @@ class Lottery(NamedTuple):
 
     Attributes
     ----------
-    limits, aliases
-        Of each column, the 64-bit word from which on its alias is drawn, and the alias.
+    columns
+        Of each column, in the high 32 bits the limit from which on its alias is drawn, and in the low ones the alias, (N,).
     weights
         1/(N p_n), (N,).
     """
 
-    limits: Words
-    aliases: Permutation
+    columns: Words
     weights: Array
 
     @staticmethod
@@ -45,8 +42,7 @@ class Lottery(NamedTuple):
         """The lottery in which row n is drawn in proportion to 1/emphasis_n."""
         tickets, bits = _tickets(1.0 / emphasis)
         unit = np.int64(1) << np.int64(bits)
-        aliases = np.arange(len(tickets), dtype=np.uint32)
-        limits = np.full(len(tickets), _ALL)
+        limits, aliases = np.zeros(len(tickets), np.uint64), np.arange(len(tickets), dtype=np.uint64)
         poor, rich = np.flatnonzero(tickets < unit), np.flatnonzero(tickets >= unit)
         # the columns of poor rows are filled up one after the other, by one rich row after the other
         lacks, spares = np.cumsum(unit - tickets[poor]), np.cumsum(tickets[rich] - unit)
@@ -58,17 +54,17 @@ class Lottery(NamedTuple):
         short = np.flatnonzero(last < len(lacks))
         limits[rich[short]] = _limit(unit - (lacks[last[short]] - spares[short]), bits)
         aliases[rich[short]] = rich[short + 1]
-        return Lottery(limits, aliases, float(unit) / tickets)
+        return Lottery(limits << np.uint64(_HALF) | aliases, float(unit) / tickets)
 
 
 # What rows that are drawn alike need: nothing.
-UNIFORM = Lottery(np.empty(0, np.uint64), np.empty(0, np.uint32), np.empty(0))
+UNIFORM = Lottery(np.empty(0, np.uint64), np.empty(0))
 
 
 def _tickets(shares: Array) -> tuple[NDArray[np.int64], int]:
-    """Tickets in proportion to the shares, N·2ˢ in all, and s: as many as sums of signed 64-bit numbers hold."""
+    """Tickets in proportion to the shares, N·2ˢ in all, and s: as many as a limit and sums of 64-bit numbers hold."""
     count = len(shares)
-    bits = 62 - int(count - 1).bit_length()
+    bits = min(_HALF, 62 - int(count - 1).bit_length())
     tickets = np.maximum(1, np.rint(shares * (float(1 << bits) / shares.mean()))).astype(np.int64)
     # what rounding left over goes to all rows alike, and the rest of that to the first ones
     each, rest = divmod((count << bits) - int(tickets.sum()), count)
@@ -78,5 +74,5 @@ def _tickets(shares: Array) -> tuple[NDArray[np.int64], int]:
 
 
 def _limit(tickets: NDArray[np.int64], bits: int) -> Words:
-    """The 64-bit word that stands for so many tickets of a column."""
-    return tickets.astype(np.uint64) << np.uint64(_WORD - bits)
+    """The 32 bits that stand for so many tickets of a column."""
+    return tickets.astype(np.uint64) << np.uint64(_HALF - bits)

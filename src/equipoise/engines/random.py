@@ -189,18 +189,40 @@ def distinct_rows(state: State, order: Permutation, swaps: NDArray[np.uint64], b
 @compiled
 def permute(state: State, order: Permutation) -> None:
     """Set `order` to a uniform permutation of 0, 1, …, N − 1: a Fisher–Yates shuffle of the identity."""
+    size = np.uint64(order.size)
     for k in range(order.size):
         order[k] = k
+    words = _load(state)
     for k in range(order.size - 1):
         here = np.uint64(k)
-        other = here + bounded(state, np.uint64(order.size) - here)
+        left = size - here
+        word, words = _scramble(words)
+        product = (word >> _32) * left
+        if (product & _LOW) < left:
+            _store(state, words)
+            product = _retry(state, product, left)
+            words = _load(state)
+        other = here + (product >> _32)
         order[here], order[other] = order[other], order[here]
+    _store(state, words)
 
 
 @compiled
-def rows_by_lottery(state: State, limits: NDArray[np.uint64], aliases: Permutation, batch: NDArray[np.uint64]) -> None:
-    """Fill `batch` with independent row numbers of unequal probabilities: a row, or with what is left its alias."""
-    size = np.uint64(limits.size)
+def rows_by_lottery(
+    state: State, columns: NDArray[np.uint64], halves: NDArray[np.uint64], batch: NDArray[np.uint64]
+) -> None:
+    """Fill `batch` with independent row numbers of unequal probabilities: a row, or from its limit on its alias.
+
+    The high half of a word chooses the row, the low half is held against the limit.
+
+    Parameters
+    ----------
+    columns
+        Of each row the limit, in the high half, and the alias.
+    halves
+        Scratch of the batch's length.
+    """
+    size = np.uint64(columns.size)
     words = _load(state)
     for k in range(batch.size):
         word, words = _scramble(words)
@@ -209,10 +231,14 @@ def rows_by_lottery(state: State, limits: NDArray[np.uint64], aliases: Permutati
             _store(state, words)
             product = _retry(state, product, size)
             words = _load(state)
-        row = product >> _32
-        word, words = _scramble(words)
-        batch[k] = row if word < limits[row] else np.uint64(aliases[row])
+        batch[k], halves[k] = product >> _32, word & _LOW
     _store(state, words)
+    # apart from the generator, memory has many columns under way at once
+    for k in range(batch.size):
+        row, column = batch[k], columns[batch[k]]
+        alias = column & _LOW
+        # no branch, which would be guessed wrongly half of the time
+        batch[k] = alias + (row - alias) * np.uint64(halves[k] < (column >> _32))
 
 
 @internal

@@ -47,6 +47,10 @@ __all__ = [
 ]
 
 
+# In place of the first row of a permutation that is to be made again.
+_UNKNOWN = np.uint32(2**32 - 1)
+
+
 class Urn(NamedTuple):
     """What batches are drawn from.
 
@@ -57,9 +61,9 @@ class Urn(NamedTuple):
     period
         Batches of an epoch; 0 where there are none.
     order
-        A permutation of the rows, or their aliases.
-    limits
-        The limits that go with aliases.
+        A permutation of the rows, where the rule needs one.
+    columns
+        The columns of a lottery, where there is one.
     swaps
         Memory as long as a batch.
     shuffle
@@ -71,7 +75,7 @@ class Urn(NamedTuple):
     rows: int
     period: int
     order: Permutation
-    limits: Words
+    columns: Words
     swaps: Words
     shuffle: Words
     places: Permutation
@@ -118,7 +122,7 @@ def draw_distinct(rng: Words, step: int, urn: Urn, batch: Words) -> int:  # noqa
 @internal
 def draw_weighted(rng: Words, step: int, urn: Urn, batch: Words) -> int:  # noqa: ARG001
     """Row numbers drawn with replacement, each with its own probability."""
-    rows_by_lottery(rng, urn.limits, urn.order, batch)
+    rows_by_lottery(rng, urn.columns, urn.swaps, batch)
     return batch.size
 
 
@@ -129,6 +133,8 @@ def draw_next(rng: Words, step: int, urn: Urn, batch: Words) -> int:
     if position == 0:
         urn.shuffle[:] = rng
         permute(rng, urn.order)
+    elif urn.order[0] == _UNKNOWN:
+        permute(urn.shuffle.copy(), urn.order)
     first = position * batch.size
     count = min(batch.size, urn.rows - first)
     for k in range(count):
@@ -164,11 +170,11 @@ def urn_for(
     period = 0
     if isinstance(rule, Epochs):
         period = rows // size if rule.drop_last else -(-rows // size)
-    order = lottery.aliases if rule.weighted else DRAWINGS[rule].order(rows)
-    if period and state.step % period:
-        permute(state.shuffle.copy(), order)
+    order = DRAWINGS[rule].order(rows)
+    if period:
+        order[0] = _UNKNOWN
     where = np.empty(0, np.uint32) if places is None else places
-    return Urn(rows, period, order, lottery.limits, np.empty(size, np.uint64), state.shuffle, where)
+    return Urn(rows, period, order, lottery.columns, np.empty(size, np.uint64), state.shuffle, where)
 
 
 class Coordinates(NamedTuple):

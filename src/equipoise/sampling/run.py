@@ -23,6 +23,7 @@ from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.checkpoint import Checkpoint, fingerprint
 from equipoise.sampling.interrupt import interruptible
+from equipoise.theory.dynamics import Dynamics, Epochs
 from equipoise.theory.tuning import Tuning
 
 __all__ = ["require_match", "resolve_burn_in", "resolve_guard", "resolve_thin", "sample"]
@@ -264,12 +265,22 @@ def require_match(problem: Problem, tuning: Tuning) -> None:
     tuning.dynamics.require_batch_within(problem.n)
 
 
+def _rows(dynamics: Dynamics, n: int, steps: int) -> int:
+    """Rows that so many steps touch; the last batch of an epoch may be incomplete."""
+    rule = dynamics.rule
+    if not isinstance(rule, Epochs):
+        return steps * dynamics.batch_size
+    sizes = rule.sizes(dynamics.batch_size, n)
+    epochs, rest = divmod(steps, len(sizes))
+    return epochs * sum(sizes) + sum(sizes[:rest])
+
+
 def _collect(run: Run, problem: Problem, tuning: Tuning, seed: int, seconds: float) -> Chains:
     taken = sum(state.step for state in run.states)
     hits = sum(state.hits for state in run.states)
     statistics = {
         "steps": float(run.steps),
-        "rows": float(taken * tuning.dynamics.batch_size),
+        "rows": float(sum(_rows(tuning.dynamics, problem.n, state.step) for state in run.states)),
         "seconds": seconds,
         "guard_hits": float(hits),
         "guard_rate": hits / max(1, taken),
