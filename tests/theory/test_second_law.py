@@ -15,6 +15,8 @@ from equipoise.theory.completion import fidelity_of, largest_fidelity_step
 sys.path.insert(0, str(Path(__file__).parent))
 import brute
 
+# batches are small here, so that what they do shows
+pytestmark = pytest.mark.filterwarnings("ignore:batch_size. with .* heavier tails")
 GRID = list(itertools.product(["plain", "control-variate"], ["independent", "leverage"], [0.0, 0.4], [True, False]))
 GRID = [(g, b, k, r) for g, b, k, r in GRID if r or b == "independent"]
 

@@ -42,6 +42,8 @@ _UNFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, Recursion
 _FIT = ("gradient_norm", "converged", "iterations", "loss", "condition", "constant")
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
 _LAW = ("cov", "gradient_noise", "score_noise", "mean_bias")
+_RESULTS = ("worst_kurtosis", "skewness", "kurtosis")  # of the law; of these the last only where it was asked for
+_MAY_BE_NAN = {"draws", "law.mean_bias", *(f"result.{name}" for name in _RESULTS)}
 _STATE = ("position", "velocity", "rng", "shuffle")
 _TUNING = ("residual", "proxy", "structure", "distance", "fidelity")
 _PLAN = ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds", "sampler")
@@ -112,6 +114,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         **{f"law.{name}": getattr(law, name) for name in _LAW},
         **({} if tuning.internal is None else {"internal": tuning.internal}),
         **({} if law.completion is None else {"law.completion": law.completion}),
+        **{f"result.{name}": np.asarray(value) for name, value in _results(law).items()},
         **({} if cal.half_step is None else {f"half.{name}": getattr(cal.half_step, name) for name in _HALF}),
         **({} if plan.fit.flat is None else {"flat": plan.fit.flat}),
         **{f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in _STATE},
@@ -119,6 +122,11 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         **prior,
     }
     return header, arrays
+
+
+def _results(law: Stationary) -> Mapping[str, Array | float]:
+    """What diagnosis asks of a law and takes rows to answer, and what else was answered."""
+    return {"worst_kurtosis": law.worst_kurtosis, "skewness": law.skewness, **law.results}
 
 
 def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
@@ -132,6 +140,8 @@ def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
     step = _floats(stored, "step")
     completion = _floats(stored, "law.completion") if "law.completion" in stored else None
     law = Stationary(cov, step, gradient_noise, score_noise, dynamics, words["proxy"], moments, bias, completion)
+    results = {name: _floats(stored, f"result.{name}") for name in _RESULTS if f"result.{name}" in stored}
+    law = law.with_results({name: float(value) if value.ndim == 0 else value for name, value in results.items()})
     internal = _floats(stored, "internal") if "internal" in stored else None
     tuning = Tuning(
         step=step, dynamics=dynamics, target=_floats(stored, "target"), predicted=law, internal=internal, **words
@@ -167,7 +177,7 @@ def _require_sizes(header: Mapping[str, object], stored: Arrays) -> None:
     for name, shape in {"draws": (plan["chains"], plan["draws"], dim), **_shapes(dim, stored)}.items():
         if stored[name].shape != shape:
             raise ValueError(f"{name} has shape {stored[name].shape}, not {shape}")
-        if name not in {"draws", "law.mean_bias"} and not np.isfinite(_floats(stored, name)).all():
+        if name not in _MAY_BE_NAN and not np.isfinite(_floats(stored, name)).all():
             raise ValueError(f"{name} is not finite")
     for name in ("step", "target", "law.cov", "moments.hessian"):
         matrix = _floats(stored, name)
@@ -179,8 +189,10 @@ def _shapes(dim: int, stored: Arrays) -> dict[str, tuple[int, ...]]:
     half = tuple(f"half.{name}" for name in _HALF if f"half.{name}" in stored)
     vectors = ("moments.params", "moments.mean_score", "law.mean_bias", *half)
     matrices = [name for name in stored if name.startswith(("moments.", "law.")) and name not in vectors]
+    results = {f"result.{name}": () if name == "worst_kurtosis" else (dim,) for name in _RESULTS}
     own = ("step", "target", *(("internal",) if "internal" in stored else ()))
-    return {**dict.fromkeys((*matrices, *own), (dim, dim)), **dict.fromkeys(vectors, (dim,))}
+    kept = {name: shape for name, shape in results.items() if name in stored}
+    return {**dict.fromkeys((*matrices, *own), (dim, dim)), **dict.fromkeys(vectors, (dim,)), **kept}
 
 
 def _picked(thing: object, names: tuple[str, ...]) -> Header:

@@ -33,8 +33,9 @@ from equipoise.models.passes import (
 )
 from equipoise.models.problem import Derivatives
 from equipoise.theory.bounds import BoundConstants
+from equipoise.theory.curvature import ImagePass
 from equipoise.theory.expansion import RankOneExpansion, expanded_rows
-from equipoise.theory.moments import ImagePass, Moments
+from equipoise.theory.moments import Moments
 
 if TYPE_CHECKING:
     from equipoise.engines.numba.whiten import Regression
@@ -320,7 +321,7 @@ class LinearCurvature:
 
     def expansion(self, basis: Array) -> RankOneExpansion:
         """The rows' columns in θ = basis · z, and their scalar derivatives."""
-        some = self.sampled(expanded_rows(self.problem.source.n, len(basis))).problem.source
+        some = self.sampled(expanded_rows(self.problem.source.n, len(basis), written_out=False)).problem.source
         loss, parts = self.problem.model.loss, []
         for rows in some.blocks():
             eta = predictor(rows, self.theta)

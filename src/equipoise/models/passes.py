@@ -13,7 +13,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.linalg import Sums, quadratic_forms, symmetric, weighted_gram
-from equipoise.theory.moments import ImagePass, emphasis
+from equipoise.theory.curvature import ImagePass, emphasis
 
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM

@@ -14,7 +14,8 @@ from equipoise.data.table import Design
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import FitFailed
 from equipoise.theory.bounds import BoundConstants
-from equipoise.theory.moments import Curvature, Moments
+from equipoise.theory.curvature import Curvature
+from equipoise.theory.moments import Moments
 from equipoise.theory.tuning import Tuning
 
 __all__ = [

@@ -18,12 +18,13 @@ from equipoise.linalg import blocks, symmetric, tree_sum
 __all__ = ["Expansion", "FullExpansion", "RankOneExpansion", "expanded_rows"]
 
 _ROWS = 20_000  # rows that are looked at, at most
-_WORK = 1 << 29  # their number times D³, at most
+_WORK = 1 << 29  # their number times D³, at most: what an average costs
+_ROOM = 1 << 25  # the same where every row's third derivative is kept
 
 
-def expanded_rows(n: int, dim: int) -> int:
-    """How many of n rows an expansion takes: all, or as many as stay affordable."""
-    return max(1, min(n, _ROWS, _WORK // dim**3))
+def expanded_rows(n: int, dim: int, written_out: bool = True) -> int:
+    """How many of n rows an expansion takes: all, or as many as are affordable; more where they are not written out."""
+    return max(1, min(n, _ROWS, (_ROOM if written_out else _WORK) // dim**3))
 
 
 class Expansion(Protocol):

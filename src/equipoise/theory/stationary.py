@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Self
@@ -11,8 +12,8 @@ from numpy.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
-from equipoise.checks import checked_options, finite_array, flag, instance, is_number, probability, whole
-from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput, UnstableStep
+from equipoise.checks import checked_options, finite_array, flag, is_number, probability, whole
+from equipoise.errors import EquipoiseError, InvalidInput, UnstableStep
 from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory import mixing
 from equipoise.theory.dynamics import Dynamics
@@ -20,11 +21,12 @@ from equipoise.theory.equation import balance
 from equipoise.theory.modes import Modes, step_matrix
 from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.proxy import Noise, proxy_noise
+from equipoise.theory.requirements import injected_covariance, require_chain, require_noise, require_spread
 from equipoise.theory.shape import skewness
 from equipoise.theory.stability import decay_bound, largest_multiple, mean_radius2, spectral_radius
-from equipoise.theory.tails import tails_along, worst_tails
+from equipoise.theory.tails import kurtosis, worst_kurtosis
 
-__all__ = ["Stationary", "max_stable_step", "require_spread", "stationary"]
+__all__ = ["Stationary", "law", "max_stable_step", "stationary"]
 
 
 _ACCEPTED = 1e-8  # the largest relative residual accepted as a solution
@@ -77,7 +79,7 @@ class Stationary:
 
     def attach(self, problem: Bound) -> Self:
         """The same law with a reference to the problem it belongs to."""
-        return replace(self, moments=self.moments.attach(problem))
+        return replace(self, moments=self.moments.attach(problem)).with_results(self.results)
 
     @cached_property
     def mean_bias(self) -> Array:
@@ -95,25 +97,17 @@ class Stationary:
 
     @cached_property
     def worst_kurtosis(self) -> float:
-        """The largest predicted excess kurtosis over all directions (theory eq. 13.3); it takes a pass over the data.
+        """The largest predicted excess kurtosis over all directions (theory §13); it takes a pass over the data.
 
         In a Gaussian closure, for control variates and a step γH⁻¹ without momentum; NaN elsewhere. Usually a little low
         while it is small, and far too low where the fourth moment is about to be infinite.
         """
-        gamma = self._tailed
-        if gamma is None:
-            return np.nan
-        tails = worst_tails(self.moments, self.cov, self.dynamics.rule, self.gradient_noise)
-        return tails.kurtosis(gamma, self.dynamics.cumulants(self.moments.n))
+        return worst_kurtosis(self)
 
     @cached_property
     def kurtosis(self) -> Array:
-        """The predicted excess kurtosis of each parameter (D,), known where `worst_kurtosis` is: D matrices D×D in a pass."""
-        gamma = self._tailed
-        if gamma is None:
-            return np.full(len(self.cov), np.nan)
-        tails = tails_along(self.moments, self.cov, self.dynamics.rule, np.eye(len(self.cov)))
-        return tails.each(gamma, self.dynamics.cumulants(self.moments.n))
+        """The predicted excess kurtosis of each parameter (D,), known where `worst_kurtosis` is; O(N D³)."""
+        return kurtosis(self)
 
     @cached_property
     def skewness(self) -> Array:
@@ -121,16 +115,22 @@ class Stationary:
 
         With control variates and a step γH⁻¹ it is −γa²/(1−a³) Σ₃ (H⁻¹T)[·; Σ, Σ] in units of the standard deviations,
         a = 1 − γ; where γbρ > 0.05, up to 50 parameters, with what small batches add to it. Other steps and plain
-        gradients: the general equation, up to 50 parameters. Both of these look at 20,000 rows at most (fewer beyond 30
-        parameters), always the same ones. NaN with momentum, with epochs, and where third derivatives are unknown.
+        gradients: the general equation, up to 50 parameters. Both of these look at 20,000 rows at most, and at fewer where
+        there are many parameters, always the same ones. NaN with momentum, with epochs, for more parameters, and where
+        third derivatives are unknown.
         """
         return skewness(self)
 
     @property
-    def _tailed(self) -> float | None:
-        """γ of a chain whose tails are known; None for others."""
-        known = self.dynamics.gradient == "control-variate" and self.dynamics.batches != "epochs"
-        return self.newton if known else None
+    def results(self) -> dict[str, Array | float]:
+        """What was computed of tails and shape, which takes passes over the data."""
+        return {name: vars(self)[name] for name in ("worst_kurtosis", "kurtosis", "skewness") if name in vars(self)}
+
+    def with_results(self, results: Mapping[str, Array | float]) -> Self:
+        """The same law with `results` computed before."""
+        made = replace(self)
+        vars(made).update(results)
+        return made
 
     @cached_property
     def modes(self) -> Modes:
@@ -285,7 +285,7 @@ def stationary(
     """
     require_chain(moments, dynamics)
     Lam = step_matrix(step, moments.dim)
-    completion = None if noise is None else _injected(noise, moments.dim, dynamics)
+    completion = None if noise is None else injected_covariance(noise, moments.dim, dynamics)
     if completion is None:
         require_noise(dynamics)
     gradient = proxy_noise(moments, dynamics, proxy)
@@ -318,57 +318,6 @@ def law(
     cov = symmetric(cov)
     C = noise.at(cov) if gradient_noise is None else gradient_noise
     return Stationary(cov, step, C, noise.constant, dynamics, proxy, moments, completion=completion)
-
-
-def require_noise(dynamics: Dynamics) -> None:
-    """Refuse a control-variate chain without injected noise."""
-    if dynamics.gradient == "control-variate" and dynamics.temperature == 0.0:
-        raise InvalidInput(
-            "inverse_temperature",
-            "finite with gradient='control-variate': without injected noise the chain stops at the minimiser",
-            "infinity",
-            "use inverse_temperature='auto' or noise='completed' in eq.tune, or give a number",
-        )
-
-
-def _injected(noise: ArrayLike, dim: int, dynamics: Dynamics) -> Array:
-    """A covariance to inject; singular ones are fine."""
-    matrix = finite_array("noise", noise, "pass a covariance matrix, such as tuning.noise")
-    if dynamics.inverse_temperature != np.inf:
-        raise InvalidInput(
-            "noise", "left out with a finite inverse_temperature", "a matrix", "give one of the two: both inject noise"
-        )
-    if matrix.shape != (dim, dim):
-        raise InvalidInput("noise", f"of shape ({dim}, {dim})", f"shape {matrix.shape}", "match the parameters")
-    scale = float(np.abs(matrix).max())
-    if np.abs(matrix - matrix.T).max() > 1e-8 * scale or np.linalg.eigvalsh(symmetric(matrix))[0] < -1e-10 * scale:
-        raise InvalidInput("noise", "a covariance: symmetric, no negative eigenvalue", "another matrix", "check it")
-    return symmetric(matrix)
-
-
-def require_chain(moments: object, dynamics: object) -> None:
-    """Refuse what are not moments and dynamics, in this order."""
-    instance("moments", moments, Moments, "make them with eq.moments")
-    instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
-
-
-def require_spread(cov: Array) -> None:
-    """Refuse a singular stationary covariance: a chain without noise in some direction.
-
-    Raises
-    ------
-    InfeasibleTarget
-        Its `directions` are those without noise.
-    """
-    sd = np.sqrt(np.maximum(np.diag(cov), np.finfo(float).tiny))
-    values, vectors = np.linalg.eigh(cov / np.outer(sd, sd))
-    still = values <= 1e-13
-    if still.any():
-        raise InfeasibleTarget(
-            f"step: the chain has no noise in {still.sum()} of {len(cov)} directions, so it has no law of full rank there. To "
-            "fix: leave those directions out (model.identified, or drop the columns), or use a finite inverse_temperature.",
-            directions=(vectors[:, still] * sd[:, None]).T,
-        )
 
 
 @checked_options

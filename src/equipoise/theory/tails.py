@@ -25,11 +25,14 @@ from equipoise.linalg import symmetric, weighted_gram
 from equipoise.theory.dynamics import BatchCumulants
 
 if TYPE_CHECKING:
+    from equipoise.theory.curvature import Curvature
     from equipoise.theory.dynamics import BatchRule
-    from equipoise.theory.moments import Curvature, Moments
+    from equipoise.theory.moments import Moments
+    from equipoise.theory.stationary import Stationary
 
-__all__ = ["Tails", "tails_along", "worst_tails"]
+__all__ = ["HEAVY", "Tails", "kurtosis", "smallest_batch", "tails_along", "worst_kurtosis", "worst_tails"]
 
+HEAVY = 0.3  # the largest excess kurtosis in the worst direction that is called close to normal
 _SAMPLED = 2048  # rows on which the direction with the heaviest tails is looked for
 _CLIMBS = 12  # steps of that search
 _STARTS = 4  # leading directions of the curvature noise it starts from
@@ -81,27 +84,19 @@ class Tails:
         """The largest of them."""
         return float(np.max(self.each(gamma, batch)))
 
-    def smallest_batch(
-        self, gamma: Callable[[int], float], limit: float, largest: int, smallest: int = 1
-    ) -> int | None:
-        """The smallest batch, from `smallest` to `largest`, with a worst excess of at most `limit`; None if there is none.
 
-        `gamma` says with which γ a batch size goes together. Beyond `smallest` the excess is taken to fall.
-        """
-
-        def light(size: int) -> bool:
-            return self.kurtosis(gamma(size), 1.0 / size) <= limit
-
-        low, high = smallest, smallest
-        while not light(high):
-            if high >= largest:
-                return None
-            low, high = high, min(2 * high, largest)
-        # bisection: `low` is too small, or the first
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if light(middle) else (middle, high)
-        return high
+def smallest_batch(light: Callable[[int], bool], smallest: int, largest: int) -> int | None:
+    """The smallest batch that is `light`, taken to hold from some size on; None if not even the largest is."""
+    low, high = smallest, smallest
+    while not light(high):
+        if high >= largest:
+            return None
+        low, high = high, min(2 * high, largest)
+    # bisection: `low` is too small, or the first
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if light(middle) else (middle, high)
+    return high
 
 
 class _TailSums(NamedTuple):
@@ -237,3 +232,27 @@ def worst_tails(moments: Moments, cov: Array, rule: BatchRule, noise: Array) -> 
     top = eigh(symmetric(pulled))[1].T[::-1][:_STARTS]
     found = here.climbed(operator.sampled(_SAMPLED), top)
     return here.measured(operator, np.concatenate([top[:_KEPT], found[:_KEPT]]))
+
+
+def kurtosis(law: Stationary) -> Array:
+    """The excess kurtosis of each parameter; NaN where it is not known."""
+    gamma, dim = _tailed(law), len(law.cov)
+    if gamma is None:
+        return np.full(dim, np.nan)
+    tails = tails_along(law.moments, law.cov, law.dynamics.rule, np.eye(dim))
+    return tails.each(gamma, law.dynamics.cumulants(law.moments.n))
+
+
+def worst_kurtosis(law: Stationary) -> float:
+    """The largest excess kurtosis over all directions; NaN where it is not known."""
+    gamma = _tailed(law)
+    if gamma is None:
+        return np.nan
+    tails = law.moments.worst_tails(law.cov, law.dynamics)
+    return tails.kurtosis(gamma, law.dynamics.cumulants(law.moments.n))
+
+
+def _tailed(law: Stationary) -> float | None:
+    """γ of a chain whose tails are known; None for others."""
+    known = law.dynamics.gradient == "control-variate" and law.dynamics.batches != "epochs"
+    return law.newton if known else None

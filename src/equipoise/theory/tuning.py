@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
 from equipoise.checks import checked_options, instance, is_number, one_of, shown
-from equipoise.errors import FitFailed, InfeasibleTarget, InvalidInput
+from equipoise.errors import EquipoiseWarning, FitFailed, InfeasibleTarget, InvalidInput
 from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory.completion import MARGIN, Completion, largest_fidelity_step
 from equipoise.theory.dynamics import Dynamics
@@ -18,8 +19,10 @@ from equipoise.theory.modes import step_matrix
 from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.momentum import StepEquation, solve_step
 from equipoise.theory.proxy import proxy_noise
-from equipoise.theory.stationary import Stationary, law, require_noise, require_spread, stationary
+from equipoise.theory.requirements import require_noise, require_spread
+from equipoise.theory.stationary import Stationary, law, stationary
 from equipoise.theory.structured import best_structured, divergence
+from equipoise.theory.tails import HEAVY, smallest_batch
 from equipoise.theory.targets import target_matrix
 
 __all__ = ["Tuning", "tune"]
@@ -253,6 +256,8 @@ def _completed(
     first = matrix @ left
     rest = first + first.T - matrix @ (C + left @ moments.hessian) @ matrix - noise
     residual = float(np.linalg.norm(rest) / np.linalg.norm(first)) if dynamics.momentum == 0.0 else 0.0
+    if step is None and not fidelity:
+        _warn_of_tails(completion, predicted)
     return Tuning(matrix, dynamics, target, residual, predicted, proxy, form, 0.0, fidelity=fidelity)
 
 
@@ -271,6 +276,30 @@ def _chosen(completion: Completion, structure: str, fidelity: float | None) -> A
     shape = np.eye(len(H)) if structure == "scalar" else np.diag(1.0 / np.diag(H))
     # where no multiple is feasible, the shape itself is refused with the reason
     return (MARGIN * completion.feasible_multiple(shape)[0] or 1.0) * shape
+
+
+def _warn_of_tails(completion: Completion, predicted: Stationary) -> None:
+    """Say with which batch size the draws of a chain whose tails are predicted would be close to normal."""
+    if not predicted.worst_kurtosis > HEAVY:
+        return
+    moments, dynamics = completion.moments, completion.dynamics
+    tails, rho = moments.worst_tails(predicted.cov, dynamics), moments.curvature_number(predicted.cov, dynamics)
+
+    def light(size: int) -> bool:
+        other = replace(dynamics, batch_size=size)
+        gamma = min(1.0, MARGIN * 2.0 / (1.0 + other.noise_factor(moments.n) * rho))
+        return tails.kurtosis(gamma, other.cumulants(moments.n)) <= HEAVY
+
+    size = smallest_batch(light, dynamics.batch_size, moments.n)
+    remedies = [] if size is None else [f"batch_size={size} or more"]
+    remedies += [] if dynamics.rule.weighted else ["batches='leverage'"]
+    warnings.warn(
+        f"batch_size: with {dynamics.batch_size} rows the draws have the target covariance but heavier tails than a normal "
+        f"law (predicted excess kurtosis {predicted.worst_kurtosis:.2g} in the worst direction). To fix: use "
+        f"{', or '.join(remedies) or 'a smaller step, by fidelity=0.9'}.",
+        EquipoiseWarning,
+        stacklevel=2,
+    )
 
 
 def _require_completable(

@@ -12,12 +12,12 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.linalg import Sums, blocks, fixed_order, symmetric, tree_sum
+from equipoise.theory.curvature import emphasis
 from equipoise.theory.expansion import FullExpansion, expanded_rows
-from equipoise.theory.moments import emphasis
 
 if TYPE_CHECKING:
     from equipoise.models.general.problem import GeneralProblem, Padded
-    from equipoise.theory.moments import ImagePass
+    from equipoise.theory.curvature import ImagePass
 
 __all__ = ["DIRECTIONS", "FactoredCurvature", "GeneralCurvature", "factored_curvature"]
 

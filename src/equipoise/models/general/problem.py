@@ -26,7 +26,8 @@ from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvatu
 from equipoise.models.general.search import GeneralSearch
 from equipoise.models.general.structure import Structure
 from equipoise.models.problem import Derivatives
-from equipoise.theory.moments import Moments, emphasis
+from equipoise.theory.curvature import emphasis
+from equipoise.theory.moments import Moments
 
 if TYPE_CHECKING:
     from equipoise.models.general.model import Functions, Model
