@@ -23,6 +23,8 @@ __all__ = [
     "BoundSums",
     "CurvaturePass",
     "CurvatureSums",
+    "CrossPass",
+    "CrossSums",
     "LeveragePass",
     "LeverageSums",
     "Leveraging",
@@ -216,6 +218,29 @@ class CurvaturePass:
         q = quadratic_forms(rows.x, self.S, self.root)
         square = q * h**2 if self.leverage is None else q * h**2 * self.leverage.emphasis(rows.x, h)
         return CurvatureSums(weighted_gram(rows.x, counted(rows, square)), counted(rows, q * t) @ rows.x)
+
+
+class CrossSums(NamedTuple):
+    """Σ h g (xᵀr)² x for every column r of a basis, as columns."""
+
+    cross: Array
+
+
+@dataclass(frozen=True)
+class CrossPass:
+    """First times second derivatives at θ, against a basis."""
+
+    model: GLM
+    theta: Array
+    basis: Array
+
+    def __call__(self, rows: Rows) -> CrossSums:
+        """The sum over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        g, h = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2))
+        square = (rows.x @ self.basis) ** 2
+        square *= counted(rows, g * h)[:, None]
+        return CrossSums(rows.x.T @ square)
 
 
 class ResidualSums(NamedTuple):

@@ -37,6 +37,10 @@ class _Third(NamedTuple):
     total: Array
 
 
+class _Cross(NamedTuple):
+    total: Array
+
+
 @dataclass(frozen=True)
 class GeneralCurvature:
     """Exact Hessians of each block of rows, recomputed at every call: O(block · D²) memory."""
@@ -72,6 +76,18 @@ class GeneralCurvature:
             penalty = np.asarray(functions.penalty_bend(self.theta, S))
         return total / self.problem.source.n + penalty / self.problem.n
 
+    def cross(self, basis: Array) -> Array:
+        """mean J_n r rᵀ g_n for every column r of a basis, by Hessian-vector products."""
+        functions = self.problem.functions
+
+        def against(b: Padded) -> _Cross:
+            scores = np.asarray(functions.scores(self.theta, b.rows))[: b.size]
+            images = np.asarray(functions.products(self.theta, b.rows, basis.T))[: b.size]
+            return _Cross(np.einsum("nkd,nk->dk", images, scores @ basis))
+
+        with jax.enable_x64(True):
+            return self.problem.reduce(against, basis.size).total / self.problem.source.n
+
 
 @dataclass(frozen=True)
 class FactoredCurvature:
@@ -106,6 +122,10 @@ class FactoredCurvature:
     def third(self, S: Array) -> Array:
         """∇³L[S]."""
         return self.exact.third(S)
+
+    def cross(self, basis: Array) -> Array:
+        """mean J_n r rᵀ g_n for every column r of a basis."""
+        return self.exact.cross(basis)
 
     def parts(self) -> Iterator[tuple[Array, Array]]:
         """Factors u (rows, rank, D) and weights w (rows, rank) of each block of rows; call it in float64."""
