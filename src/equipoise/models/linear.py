@@ -18,6 +18,7 @@ from equipoise.models.layout import FlatLayout
 from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
     BoundPass,
+    CrossPass,
     CurvaturePass,
     CurvatureSums,
     ImagesPass,
@@ -345,6 +346,11 @@ class LinearCurvature:
         """mean g_n² x_n x_nᵀ."""
         sums = self.problem.source.reduce(ScatterPass(self.problem.model, self.theta, self.leverage))
         return symmetric(sums.scatter) / self.problem.source.n
+
+    def cross(self, basis: Array) -> Array:
+        """mean g_n h_n (x_nᵀ r)² x_n for every column r of a basis."""
+        sums = self.problem.source.reduce(CrossPass(self.problem.model, self.theta, basis))
+        return sums.cross / self.problem.source.n
 
     def leveraged(self, inverse: Array, hessian: Array) -> LinearCurvature:
         """The same for rows drawn by leverage."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BoundPass",
     "BoundSums",
+    "CrossPass",
+    "CrossSums",
     "CurvaturePass",
     "CurvatureSums",
     "ImagesPass",
@@ -259,6 +261,29 @@ class ImagesPass(Generic[Sums]):
         h = weighted(rows, loss.d2(eta, rows.y, loss.constants))
         images = (h * (self.vectors @ rows.x.T))[:, :, None] * (rows.x @ self.root)
         return self.f(images, None if self.leverage is None else self.leverage.emphasis(rows.x, h), rows.counts)
+
+
+class CrossSums(NamedTuple):
+    """Σ h g (xᵀr)² x for every column r of a basis, as columns."""
+
+    cross: Array
+
+
+@dataclass(frozen=True)
+class CrossPass:
+    """First times second derivatives at θ, against a basis."""
+
+    model: GLM
+    theta: Array
+    basis: Array
+
+    def __call__(self, rows: Rows) -> CrossSums:
+        """The sum over one block."""
+        loss, eta = self.model.loss, predictor(rows, self.theta)
+        g, h = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2))
+        square = (rows.x @ self.basis) ** 2
+        square *= counted(rows, g * h)[:, None]
+        return CrossSums(rows.x.T @ square)
 
 
 class ResidualSums(NamedTuple):

@@ -56,6 +56,10 @@ class Curvature(Protocol):
         """mean g_n g_nᵀ."""
         ...
 
+    def cross(self, basis: Array) -> Array:
+        """mean J_n r rᵀ g_n for every column r of a basis, as columns."""
+        ...
+
     def leveraged(self, inverse: Array, hessian: Array) -> Curvature:
         """The same for rows drawn by leverage, given H⁻¹ and J: second moments are over N p_n (theory §13)."""
         ...
@@ -139,6 +143,14 @@ class DenseCurvature:
         """mean g_n g_nᵀ."""
         left = self.scores if self.emphasis is None else self.scores * self.emphasis[:, None]
         return symmetric(left.T @ self.scores) / len(left)
+
+    def cross(self, basis: Array) -> Array:
+        """mean J_n r rᵀ g_n for every column r of a basis."""
+        n, dim, _ = self.hessians.shape
+        total = np.zeros_like(basis)
+        for rows in blocks(n, dim * basis.shape[1]):
+            total += np.einsum("ndk,nk->dk", self.hessians[rows] @ basis, self.scores[rows] @ basis)
+        return total / n
 
     def leveraged(self, inverse: Array, hessian: Array) -> DenseCurvature:
         """The same for rows drawn by leverage."""

@@ -150,6 +150,10 @@ class Moments:
     def _leveraged(self) -> Curvature:
         return self._operator().leveraged(np.linalg.inv(self.hessian).astype(np.float64), self.loss_hessian)
 
+    def score_curvature(self, basis: Array) -> Array:
+        """mean (J_n − J) r rᵀ (g_n − ḡ) for every column r of a basis, as columns (theory §15)."""
+        return self._operator().cross(basis) - self.loss_hessian @ (basis * (self.mean_score @ basis))
+
     def third_derivative(self, S: ArrayLike) -> Array:
         """∇³L(θ̂)[S], a vector."""
         return self._operator().third(self._matrix(S))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["PROXIES", "Noise", "proxy_noise"]
 
 
+MOST_MOMENTUM = 0.9  # with epochs: with more, and few batches, tuning overflowed
 PROXIES = ("dq-exact", "ct", "dq-const", "lr-ws")
 
 
@@ -52,7 +53,7 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
     moments, dynamics
         The model's moments and the chain's dynamics (its b).
     proxy
-        `"dq-exact"`: b (V + K(S)); `"dq-const"`: b J; `"ct"`: b V in continuous time;
+        `"dq-exact"`: b (V + K(S)), with epochs b V, of one batch by itself; `"dq-const"`: b J; `"ct"`: b V in continuous time;
         `"lr-ws"`: b (J S J + tr(J S) J + r J) with r the noise ratio σ²/s².
 
     Raises
@@ -61,6 +62,9 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
         If the proxy is not one of these.
     """
     b, J = dynamics.noise_factor(moments.n), moments.loss_hessian
+    if proxy == "dq-exact" and dynamics.batches == "epochs":
+        _require_derived(dynamics)
+        return Noise(b * moments.score_cov, None)
     if proxy == "dq-exact":
         still = dynamics.estimator.score_cov(moments, dynamics.rule)
         return Noise(b * still, lambda S: b * moments.curvature_noise(S, dynamics))
@@ -75,6 +79,24 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
     raise InvalidInput(
         "proxy", f"one of {', '.join(PROXIES)}", repr(proxy), "use 'dq-exact' unless you compare proxies"
     )
+
+
+def _require_derived(dynamics: Dynamics) -> None:
+    """Refuse what the law of epochs is not derived for."""
+    if dynamics.gradient != "plain":
+        raise InvalidInput(
+            "gradient",
+            "'plain' with batches='epochs', for which no other is derived",
+            repr(dynamics.gradient),
+            "leave it out, or use batches='independent' or 'leverage'",
+        )
+    if dynamics.momentum > MOST_MOMENTUM:
+        raise InvalidInput(
+            "momentum",
+            f"at most {MOST_MOMENTUM:g} with batches='epochs': above it the law is not derived",
+            f"{dynamics.momentum:g}",
+            "use a smaller momentum, or batches='independent'",
+        )
 
 
 def _require_plain(proxy: str, dynamics: Dynamics) -> None:

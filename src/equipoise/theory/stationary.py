@@ -84,9 +84,7 @@ class Stationary:
     @cached_property
     def mean_bias(self) -> Array:
         """−½ H⁻¹ ∇³L[Σ], the predicted shift of the stationary mean; NaN where third derivatives are unknown."""
-        if self.bias is not None:
-            return self.bias
-        return -0.5 * np.linalg.solve(self.hessian, self.moments.third_derivative(self.cov)).astype(np.float64)
+        return self._moved() if self.bias is None else self.bias
 
     @property
     def newton(self) -> float | None:
@@ -153,12 +151,12 @@ class Stationary:
         lag = whole("lag", abs(lag) if is_number(lag) else lag, 0, "pass an int") * (-1 if lag < 0 else 1)
         if lag < 0:
             return self.autocovariance(-lag).T
-        return self.modes.outward(mixing.autocovariance(self.modes, self._spread, lag))
+        return self.modes.outward(self._lagged(lag))
 
     @cached_property
     def long_run_cov(self) -> Array:
         """Σ_∞ = Σ over all lags of Ξ_k = H⁻¹ (C(Σ) + (1−κ)² Λ⁻¹ M Λ⁻¹) H⁻¹, M the injected noise: (2/β) Λ, or completed."""
-        source, T = self.gradient_noise, self.dynamics.temperature
+        source, T = self._lasting_noise, self.dynamics.temperature
         factor, rest = cho_factor(self.step), (1.0 - self.dynamics.momentum) ** 2
         if self.completion is not None:
             source = source + rest * cho_solve(factor, cho_solve(factor, self.completion).T)
@@ -181,6 +179,14 @@ class Stationary:
             )
         return float(v @ self.long_run_cov @ v / (v @ self.cov @ v))
 
+    def stride(self, most: int) -> int:
+        """The stride up to `most` at which draws are best stored."""
+        return most
+
+    def draw_time(self) -> float:
+        """Steps per effective draw, in the worst direction and at least 1: how much longer a chain must be."""
+        return max(1.0, self.iact())
+
     def iacts(self) -> Array:
         """Integrated autocorrelation time of each parameter."""
         return np.diag(self.long_run_cov) / np.diag(self.cov)
@@ -192,7 +198,7 @@ class Stationary:
     def iterate_average_cov(self, k: int) -> Array:
         """Covariance of the average of k successive iterates, k⁻² [kΣ + Σ_j (k−j)(Ξ_j + Ξ_jᵀ)], without a loop."""
         k = whole("k", k, 1, "average at least one iterate")
-        return self.modes.outward(mixing.iterate_average(self.modes, self._spread, k))
+        return self.modes.outward(self._averaged(k))
 
     def burn_in(self, start: ArrayLike, tolerance: float = 0.01) -> int:
         """Steps after which a chain started at `start` (deviation from the minimiser) is stationary.
@@ -221,12 +227,33 @@ class Stationary:
         draws, thin = (whole(name, v, 1, "pass an int") for name, v in (("draws", draws), ("thin", thin)))
         scale = np.sqrt(np.diag(self.cov)) if standardised else np.ones(len(self.cov))
         basis = self.modes.basis / scale[:, None]
-        total = mixing.covariance_noise(self.modes, self._spread, thin, basis.T @ basis)
+        total = self._squares(thin, basis.T @ basis)
         return float(np.sqrt(total / draws) / np.linalg.norm(self.cov / np.outer(scale, scale)))
 
     @cached_property
     def _spread(self) -> Array:
         return self.modes.inward(self.cov)
+
+    @property
+    def _lasting_noise(self) -> Array:
+        """The sum of the gradient noise's covariances over all lags."""
+        return self.gradient_noise
+
+    def _moved(self) -> Array:
+        """The mean bias."""
+        return -0.5 * np.linalg.solve(self.hessian, self.moments.third_derivative(self.cov)).astype(np.float64)
+
+    def _lagged(self, lag: int) -> Array:
+        """Ξ_k in the modes' coordinates."""
+        return mixing.autocovariance(self.modes, self._spread, lag)
+
+    def _averaged(self, k: int) -> Array:
+        """The covariance of an average of k iterates in the modes' coordinates."""
+        return mixing.iterate_average(self.modes, self._spread, k)
+
+    def _squares(self, thin: int, metric: Array) -> float:
+        """T times E‖Σ̂−Σ‖²_F, in a metric."""
+        return mixing.covariance_noise(self.modes, self._spread, thin, metric)
 
     @cached_property
     def _decay(self) -> float:
@@ -265,7 +292,8 @@ def stationary(
     step
         Scalar, vector (diagonal) or symmetric positive definite matrix.
     dynamics
-        Batch size, momentum, temperature, replacement.
+        Batch size, momentum, temperature, replacement. With `batches="epochs"` the law is a
+        `equipoise.theory.epochs.Reshuffled` (theory §15).
     proxy
         `"dq-exact"` (default), `"dq-const"`, `"lr-ws"` or `"ct"`.
     noise
@@ -289,6 +317,10 @@ def stationary(
     if completion is None:
         require_noise(dynamics)
     gradient = proxy_noise(moments, dynamics, proxy)
+    if dynamics.batches == "epochs":
+        from equipoise.theory.epochs import reshuffled  # its law is one of these
+
+        return reshuffled(moments, Lam, dynamics, completion)
     modes = _modes(Lam, moments.hessian, dynamics, completion, gradient.discrete)
     S = _solve(modes, gradient) if modes.mean_is_stable else None
     if S is None:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
-from equipoise.errors import UnstableStep
+from equipoise.errors import InvalidInput, UnstableStep
 from equipoise.linalg import symmetric
 from equipoise.theory.equation import balance
 from equipoise.theory.proxy import proxy_noise
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from equipoise.theory.moments import Moments
 
 __all__ = ["best_structured", "divergence", "divergence_gradient"]
+
+
+_NEARBY = 1e-5  # of a logarithm: where no gradient is derived, its size is a difference over this
 
 
 def divergence(cov: Array, target: Array) -> float:
@@ -39,6 +42,10 @@ def best_structured(
     """The best step of a structure, as a matrix, and the size of the divergence's gradient there (in log steps)."""
     from scipy.optimize import minimize_scalar  # slow to import, rarely needed
 
+    if structure == "diagonal" and dynamics.batches == "epochs":
+        raise InvalidInput(
+            "structure", "'full' or 'scalar' with batches='epochs'", repr(structure), "leave it out, or use 'scalar'"
+        )
     # a diagonal step is sought from 1/diag(H), which makes the search independent of the parameters' units
     shape = np.ones(moments.dim) if structure == "scalar" else 1.0 / np.diag(moments.hessian)
     limit = max_stable_step(moments, dynamics, shape, proxy=proxy)
@@ -59,6 +66,9 @@ def best_structured(
     step = np.exp(found.x) * shape
     if structure == "diagonal" and moments.dim > 1:
         step = _diagonal(moments, target, dynamics, proxy, step)
+    if dynamics.batches == "epochs":
+        nearby = (scalar(found.x + sign * _NEARBY) for sign in (1.0, -1.0))
+        return np.diag(step), abs(next(nearby) - next(nearby)) / (2.0 * _NEARBY)
     gradient = step * np.diag(divergence_gradient(stationary(moments, step, dynamics, proxy), target))
     size = np.abs(gradient.sum()) if structure == "scalar" else np.abs(gradient).max()
     return np.diag(step), float(size)

@@ -15,6 +15,8 @@ from equipoise.errors import EquipoiseWarning, FitFailed, InfeasibleTarget, Inva
 from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory.completion import MARGIN, Completion, largest_fidelity_step
 from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.epoch_tuning import epoch_step
+from equipoise.theory.epochs import reshuffled
 from equipoise.theory.modes import step_matrix
 from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.momentum import StepEquation, solve_step
@@ -107,7 +109,7 @@ class Tuning:
     @property
     def rows_per_draw(self) -> float:
         """Predicted rows per effective draw, in the worst direction."""
-        return self.dynamics.batch_size * max(1.0, self.predicted.iact())
+        return self.dynamics.batch_size * self.predicted.draw_time()
 
     @property
     def expected(self) -> Array:
@@ -198,12 +200,15 @@ def tune(
             raise InvalidInput(name, "left out with noise='langevin'", shown(given), "use noise='completed'")
     dynamics = _resolved(moments, matrix, dynamics)
     require_noise(dynamics)
+    gradient = proxy_noise(moments, dynamics, proxy)
     if structure != "full":
         return _structured(moments, matrix, dynamics, proxy, structure)
-    gradient = proxy_noise(moments, dynamics, proxy)
     C = gradient.at(matrix)
     equation = StepEquation.of(matrix, moments.hessian, C, dynamics.momentum, dynamics.temperature, gradient.discrete)
     _require_feasible(equation, moments)
+    if dynamics.batches == "epochs":
+        tuned, residual = epoch_step(moments, matrix, dynamics)
+        return Tuning(tuned, dynamics, matrix, residual, reshuffled(moments, tuned, dynamics), proxy, "full", 0.0)
     Y, residual = solve_step(equation)
     if Y is None:
         raise _unsolved(residual, equation, dynamics)

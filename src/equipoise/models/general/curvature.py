@@ -69,6 +69,10 @@ class _Leverage(NamedTuple):
         return emphasis(leverage, self.mean)
 
 
+class _Cross(NamedTuple):
+    total: Array
+
+
 @dataclass(frozen=True)
 class GeneralCurvature:
     """Exact Hessians of each block of rows, recomputed at every call: O(block · D²) memory."""
@@ -194,6 +198,18 @@ class GeneralCurvature:
         """The same of so many rows at most."""
         return self if count >= self.problem.source.n else replace(self, problem=self.problem.subsample(count, seed=0))
 
+    def cross(self, basis: Array) -> Array:
+        """mean J_n r rᵀ g_n for every column r of a basis, by Hessian-vector products."""
+        functions = self.problem.functions
+
+        def against(b: Padded) -> _Cross:
+            scores = np.asarray(functions.scores(self.theta, b.rows))[: b.size]
+            images = np.asarray(functions.products(self.theta, b.rows, basis.T))[: b.size]
+            return _Cross(np.einsum("nkd,nk->dk", images, scores @ basis))
+
+        with jax.enable_x64(True):
+            return self.problem.reduce(against, basis.size).total / self.problem.source.n
+
 
 @dataclass(frozen=True)
 class FactoredCurvature:
@@ -282,6 +298,10 @@ class FactoredCurvature:
         if count >= self.exact.problem.source.n:
             return self
         return replace(self, exact=self.exact.sampled(count), stored=())
+
+    def cross(self, basis: Array) -> Array:
+        """mean J_n r rᵀ g_n for every column r of a basis."""
+        return self.exact.cross(basis)
 
     def parts(self) -> Iterator[tuple[Array, Array]]:
         """Factors u (rows, rank, D) and weights w (rows, rank) of each block of rows; call it in float64."""
