@@ -18,17 +18,21 @@ from equipoise.linalg import blocks, symmetric, tree_sum
 __all__ = ["Expansion", "FullExpansion", "RankOneExpansion", "expanded_rows"]
 
 _ROWS = 20_000  # rows that are looked at, at most
-_WORK = 1 << 29  # their number times D³, at most: what an average costs
-_ROOM = 1 << 25  # the same where every row's third derivative is kept
+_WORK = 1 << 27  # operations of an average, at most: D³ of each row, or D⁴ where a row's derivatives are written out
 
 
 def expanded_rows(n: int, dim: int, written_out: bool = True) -> int:
     """How many of n rows an expansion takes: all, or as many as are affordable; more where they are not written out."""
-    return max(1, min(n, _ROWS, (_ROOM if written_out else _WORK) // dim**3))
+    return max(1, min(n, _ROWS, _WORK // dim ** (4 if written_out else 3)))
 
 
 class Expansion(Protocol):
     """Averages of products of the rows' derivatives, in some coordinates: tensors (D, D, D)."""
+
+    @property
+    def cost(self) -> float:
+        """Operations of an average, about."""
+        ...
 
     @property
     def prior(self) -> Array:
@@ -86,6 +90,11 @@ class RankOneExpansion:
     t: Array
     emphasis: Array
     share: Array
+
+    @property
+    def cost(self) -> float:
+        """D³ of each row."""
+        return float(len(self.x)) * self.x.shape[1] ** 3
 
     @property
     def prior(self) -> Array:
@@ -184,6 +193,11 @@ class FullExpansion:
     emphasis: Array
     share: Array
     prior: Array
+
+    @property
+    def cost(self) -> float:
+        """D⁴ of each row."""
+        return float(len(self.g)) * self.g.shape[1] ** 4
 
     def third(self) -> Array:
         """mean T_n."""

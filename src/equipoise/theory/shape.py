@@ -34,7 +34,9 @@ __all__ = ["Cumulant", "posterior_skewness", "skewness"]
 _LARGEST = 50  # parameters up to which tensors D×D×D are made
 _NEGLIGIBLE = 0.05  # γbρ up to which small batches change the shape too little to look at rows again
 _SETTLED = 1e-10  # relative change at which the iteration for small batches stops
+_AGREED = 1e-2  # and one that will do where it would take too long: the equation is one to leading order itself
 _ITERATIONS = 200
+_WORK = 1e9  # operations of all iterations
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,13 @@ class Cumulant:
         found = self.leading()
         if self.plain or self.batch.second == 0.0:
             return found
-        fixed = self._source + self._batches
-        for _ in range(_ITERATIONS):
+        fixed, change = self._source + self._batches, np.inf
+        for _ in range(int(np.clip(_WORK / self.rows.cost, 4, _ITERATIONS))):
             before, found = found, (fixed + self._carried(found)) / self._resistance
-            change = np.abs(found - before).max()
-            if change <= _SETTLED * np.abs(found).max():
-                return found
-        return np.full_like(found, np.nan)
+            change = float(np.abs(found - before).max() / max(np.abs(found).max(), np.finfo(float).tiny))
+            if change <= _SETTLED:
+                break
+        return found if change <= _AGREED else np.full_like(found, np.nan)
 
     @property
     def _resistance(self) -> Array:
