@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import equipoise as eq
+from equipoise.theory.completion import fidelity_of
 from equipoise.theory.dynamics import BatchCumulants
 from equipoise.theory.expansion import FullExpansion, RankOneExpansion
 from equipoise.theory.shape import Cumulant
