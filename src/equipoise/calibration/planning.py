@@ -217,7 +217,7 @@ def make_plan(
     dynamics = moves.dynamics(found.n)
     tuning = tune(found, target_matrix(target, found), dynamics, moves.proxy, moves.structure)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
-    iact = max(1.0, tuning.predicted.iact())
+    iact = tuning.predicted.draw_time()
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
     return Plan(
         model=problem.model,

@@ -49,16 +49,16 @@ def epoch_step(moments: Moments, target: Array, dynamics: Dynamics) -> tuple[Arr
     InfeasibleTarget
         If none was found.
     """
-    H = moments.hessian
+    H, root = moments.hessian, np.linalg.cholesky(target).astype(np.float64)
     if dynamics.temperature == 0.0:
         seen = H @ target @ H
         multiple = float(np.sum(seen * moments.score_cov) / np.sum(moments.score_cov**2))
         if np.linalg.norm(seen - multiple * moments.score_cov) <= _PARALLEL * np.linalg.norm(seen):
             inverse = symmetric(cho_solve(cho_factor(H), np.eye(len(H))))
             step = _scalar_root(moments.n, dynamics, multiple) * inverse
-            missing = _missing(reshuffled(moments, step, dynamics).cov, np.linalg.cholesky(target))
+            missing = _missing(reshuffled(moments, step, dynamics).cov, root)
             return step, float(np.linalg.norm(missing) / np.sqrt(len(H)))
-    search = _Search(moments, dynamics, np.linalg.cholesky(target))
+    search = _Search(moments, dynamics, root)
     best = search.anderson()
     if best is not None and best.size > _ACCEPTED:
         best = search.newton(best)
