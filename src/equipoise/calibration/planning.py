@@ -257,7 +257,7 @@ def make_plan(
     found = moments(problem, fitted, tuning_rows=tuning_rows, seed=seed)
     sampler, tuning, considered = _choose(problem, found, target, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
-    iact = max(1.0, tuning.predicted.iact())
+    iact = tuning.predicted.draw_time()
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
     return Plan(
         model=problem.model,

@@ -128,7 +128,8 @@ def sample(
 def resolve_thin(thin: int | str, tuning: Tuning) -> int:
     """Steps per stored draw."""
     if isinstance(thin, str) and thin == "auto":
-        return max(1, int(tuning.predicted.iact() // _DRAWS_PER_IACT))
+        law = tuning.predicted
+        return law.stride(max(1, int(law.draw_time() // _DRAWS_PER_IACT)))
     return whole("thin", thin, 1, "use 'auto'", "'auto' or ")
 
 
@@ -139,7 +140,7 @@ def resolve_burn_in(burn_in: int | str, tuning: Tuning) -> int:
     """
     if isinstance(burn_in, str) and burn_in == "auto":
         law = tuning.predicted
-        return min(law.burn_in(np.zeros(tuning.dim), 0.01), int(np.ceil(5.0 * max(1.0, law.iact()))))
+        return min(law.burn_in(np.zeros(tuning.dim), 0.01), int(np.ceil(5.0 * law.draw_time())))
     return whole("burn_in", burn_in, 0, "use 'auto'", "'auto' or ")
 
 

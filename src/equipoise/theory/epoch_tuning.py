@@ -5,8 +5,8 @@ independent batches is given an internal target Γ, moved by what the law of epo
 
     Γ ← Γ + target − Σ̄(Λ(Γ)),
 
-with Anderson mixing, and Newton's method where that stalls. Any Γ gives a stable step, so that without injected noise
-the iteration cannot leave what it is defined on.
+with Anderson mixing, and Newton's method where that stalls. Any Γ gives a stable step, so that without injected noise the iteration cannot leave what it is
+defined on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
+from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.optimize import brentq
 from scipy.sparse.linalg import LinearOperator, gmres
 
@@ -49,16 +49,16 @@ def epoch_step(moments: Moments, target: Array, dynamics: Dynamics) -> tuple[Arr
     InfeasibleTarget
         If none was found.
     """
-    H = moments.hessian
+    H, root = moments.hessian, np.linalg.cholesky(target).astype(np.float64)
     if dynamics.temperature == 0.0:
         seen = H @ target @ H
         multiple = float(np.sum(seen * moments.score_cov) / np.sum(moments.score_cov**2))
         if np.linalg.norm(seen - multiple * moments.score_cov) <= _PARALLEL * np.linalg.norm(seen):
             inverse = symmetric(cho_solve(cho_factor(H), np.eye(len(H))))
             step = _scalar_root(moments.n, dynamics, multiple) * inverse
-            missing = _missing(reshuffled(moments, step, dynamics).cov, cholesky(target, lower=True))
+            missing = _missing(reshuffled(moments, step, dynamics).cov, root)
             return step, float(np.linalg.norm(missing) / np.sqrt(len(H)))
-    search = _Search(moments, dynamics, cholesky(target, lower=True))
+    search = _Search(moments, dynamics, root)
     best = search.anderson()
     if best is not None and best.size > _ACCEPTED:
         best = search.newton(best)
