@@ -47,7 +47,8 @@ def test_covariances_by_position_are_the_means_over_all_permutations(n, batch, d
     sizes = reshuffled.batches(n, batch, drop_last)
     expected = reshuffled.all_permutations(m.hessian, scores, step, momentum, sizes)[:, :2, :2]
     law = eq.stationary(m, step, dynamics)
-    assert isinstance(law, Reshuffled) and law.epoch == len(sizes)
+    assert isinstance(law, Reshuffled)
+    assert law.epoch == len(sizes)
     for j in range(law.epoch + 1):
         assert brute.relative(law.cov_at(j), expected[j]) < EXACT
     assert brute.relative(law.cov, expected[:-1].mean(axis=0)) < EXACT
@@ -79,11 +80,16 @@ def test_the_law_agrees_with_the_stacked_noises_of_an_epoch(momentum, beta, batc
         both = sum(((k - lag) * (lags[lag] + lags[lag].T) for lag in range(1, k)), k * lags[0])
         assert np.abs(law.iterate_average_cov(k) - both / k**2).max() < EXACT * size
     # an average of very many iterates has the long-run covariance over their number
-    assert np.abs(10**7 * law.iterate_average_cov(10**7) - law.long_run_cov).max() < 1e-3 * max(size, np.abs(law.long_run_cov).max())
-    assert law.is_stable and law.spectral_radius == pytest.approx(np.abs(np.linalg.eigvals(dense.A)).max() ** 2)
+    assert np.abs(10**7 * law.iterate_average_cov(10**7) - law.long_run_cov).max() < 1e-3 * max(
+        size, np.abs(law.long_run_cov).max()
+    )
+    assert law.is_stable
+    assert law.spectral_radius == pytest.approx(np.abs(np.linalg.eigvals(dense.A)).max() ** 2)
 
 
-@pytest.mark.parametrize(("momentum", "beta", "thin"), [(0.0, np.inf, 1), (0.0, 40.0, 3), (0.6, np.inf, 8), (0.6, 40.0, 1)])
+@pytest.mark.parametrize(
+    ("momentum", "beta", "thin"), [(0.0, np.inf, 1), (0.0, 40.0, 3), (0.6, np.inf, 8), (0.6, 40.0, 1)]
+)
 def test_squares_of_lags_are_summed_over_lags_and_positions(momentum, beta, thin):
     p = brute.problem(3, n=23, seed=3)
     m, step = p.moments, direction(p.moments, momentum, 0.5)
@@ -109,7 +115,9 @@ def test_full_batches_leave_no_long_run_covariance():
     m = brute.problem(3, n=60).moments
     step = direction(m, 0.0, 0.2)
     law = eq.stationary(m, step, epochs(12))
-    assert not law.long_run_cov.any() and law.iact() == 0.0 and law.draw_time() >= 1.0
+    assert not law.long_run_cov.any()
+    assert law.iact() == 0.0
+    assert law.draw_time() >= 1.0
     uneven = eq.stationary(m, step, epochs(13))
     share = 60 / 59 * ((4 / 13 + 1 / 8) / 5 - 5 / 60)
     expected = share * np.linalg.inv(m.hessian) @ m.score_cov @ np.linalg.inv(m.hessian)
@@ -164,9 +172,7 @@ def test_the_shift_and_the_remainder_are_those_of_the_recursion_with_curvature()
         assert 0.5 < more / law.remainder < 2.5
 
 
-@pytest.mark.parametrize(
-    ("batch", "momentum", "temperature"), [(20, 0.0, 0.0), (15, 0.5, 0.0), (30, 0.0, 1.0)]
-)
+@pytest.mark.parametrize(("batch", "momentum", "temperature"), [(20, 0.0, 0.0), (15, 0.5, 0.0), (30, 0.0, 1.0)])
 def test_simulated_chains_have_the_law(batch, momentum, temperature):
     x, y, theta, m = regression(400, 3, seed=7, prior=4.0)
     # the injected noise gives a fifth of the posterior's variance
@@ -226,7 +232,9 @@ def test_a_variance_takes_a_quarter_of_a_pass_and_a_mean_nothing():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize(("dim", "batch", "beta"), [(1, 9, np.inf), (4, 30, np.inf), (4, 9, 2.0), (6, 20, 10.0), (2, 50, 1.2)])
+@pytest.mark.parametrize(
+    ("dim", "batch", "beta"), [(1, 9, np.inf), (4, 30, np.inf), (4, 9, 2.0), (6, 20, 10.0), (2, 50, 1.2)]
+)
 def test_any_target_is_reached(dim, batch, beta, drop_last, momentum):
     rng = np.random.default_rng(dim + batch)
     m = brute.problem(dim, n=100, seed=batch).moments
@@ -236,9 +244,16 @@ def test_any_target_is_reached(dim, batch, beta, drop_last, momentum):
     smallest = (1.0 - momentum) / np.linalg.eigvals(m.hessian @ target).real.min()
     dynamics = epochs(batch, momentum=momentum, inverse_temperature=beta * smallest, drop_last=drop_last)
     tuning = eq.tune(m, target, dynamics)
-    assert tuning.residual < 1e-9 and tuning.predicted.is_stable
+    assert tuning.residual < 1e-9
+    assert tuning.predicted.is_stable
     dense = reshuffled.Stacked(
-        m.hessian, m.score_cov, tuning.step, momentum, dynamics.temperature, reshuffled.batches(100, batch, drop_last), 100
+        m.hessian,
+        m.score_cov,
+        tuning.step,
+        momentum,
+        dynamics.temperature,
+        reshuffled.batches(100, batch, drop_last),
+        100,
     )
     assert brute.relative(dense.P[:-1, :dim, :dim].mean(axis=0), target) < 1e-8
 
@@ -249,7 +264,8 @@ def test_targets_by_name_and_an_automatic_temperature():
         tuning = eq.tune(m, target, epochs(9))
         np.testing.assert_allclose(tuning.predicted.cov, tuning.target, rtol=1e-8)
     tuning = eq.tune(m, "sandwich", epochs(9, inverse_temperature="auto"))
-    assert np.isfinite(tuning.dynamics.inverse_temperature) and tuning.residual < 1e-9
+    assert np.isfinite(tuning.dynamics.inverse_temperature)
+    assert tuning.residual < 1e-9
 
 
 def test_a_scalar_step_is_the_closest_there_is():
@@ -258,7 +274,8 @@ def test_a_scalar_step_is_the_closest_there_is():
     assert tuning.residual < 1e-4
     steps = tuning.step[0, 0] * np.exp(np.linspace(-0.5, 0.5, 21))
     distances = [divergence(eq.stationary(m, step, epochs(9)).cov, tuning.target) for step in steps]
-    assert np.argmin(distances) == 10 and distances[10] == pytest.approx(tuning.distance)
+    assert np.argmin(distances) == 10
+    assert distances[10] == pytest.approx(tuning.distance)
 
 
 def test_newton_takes_over_where_mixing_stalls(monkeypatch):
@@ -280,11 +297,11 @@ def test_what_is_not_derived_is_refused_by_name():
     ]
     for name, dynamics, options in refused:
         for verb in (lambda d, o: eq.stationary(m, 0.01, d, **o), lambda d, o: eq.tune(m, "sandwich", d, **o)):
-            with pytest.raises(eq.InvalidInput, match=f"^{name}: .*epochs"):
+            with pytest.raises(eq.InvalidInput, match=rf"^{name}: .*epochs"):
                 verb(dynamics, options)
-    with pytest.raises(eq.InvalidInput, match="^structure: .*epochs"):
+    with pytest.raises(eq.InvalidInput, match=r"^structure: .*epochs"):
         eq.tune(m, "sandwich", epochs(6), structure="diagonal")
-    with pytest.raises(eq.InvalidInput, match="^noise: .*epochs"):
+    with pytest.raises(eq.InvalidInput, match=r"^noise: .*epochs"):
         eq.tune(m, "sandwich", epochs(6), noise="completed")
     with pytest.raises(eq.InfeasibleTarget, match="whole data in every batch"):
         eq.tune(m, "sandwich", epochs(60))
@@ -292,9 +309,9 @@ def test_what_is_not_derived_is_refused_by_name():
         eq.tune(m, "posterior", epochs(6, inverse_temperature=30.0))
     law = eq.stationary(m, 0.01, epochs(6))
     for wrong in (-1, 11, 2.5):
-        with pytest.raises(eq.InvalidInput, match="^position: "):
+        with pytest.raises(eq.InvalidInput, match=r"^position: "):
             law.cov_at(wrong)
-        with pytest.raises(eq.InvalidInput, match="^position: "):
+        with pytest.raises(eq.InvalidInput, match=r"^position: "):
             law.shift_at(wrong)
 
 

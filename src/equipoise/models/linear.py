@@ -18,9 +18,9 @@ from equipoise.models.layout import FlatLayout
 from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
     BoundPass,
+    CrossPass,
     CurvaturePass,
     CurvatureSums,
-    CrossPass,
     LeveragePass,
     Leveraging,
     LossPass,

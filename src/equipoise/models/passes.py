@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = [
     "BoundPass",
     "BoundSums",
-    "CurvaturePass",
-    "CurvatureSums",
     "CrossPass",
     "CrossSums",
+    "CurvaturePass",
+    "CurvatureSums",
     "LeveragePass",
     "LeverageSums",
     "Leveraging",

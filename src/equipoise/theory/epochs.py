@@ -122,7 +122,9 @@ class Reshuffled(Stationary):
     def _position(self, position: int) -> int:
         found = whole("position", position, 0, "pass an int")
         if found > self.epoch:
-            raise InvalidInput("position", f"at most {self.epoch}, the batches of an epoch", found, "use it modulo that")
+            raise InvalidInput(
+                "position", f"at most {self.epoch}, the batches of an epoch", found, "use it modulo that"
+            )
         return found
 
 
