@@ -92,10 +92,10 @@ def with_curvature(x, slope, H, step, batch):
     def bent(y):
         return np.sum(x * y, axis=1)[:, None] * x - y @ J
 
-    def T(M):
+    def twice(M):
         return bent(g @ M.T).T @ g / N
 
-    def Z(mu):
+    def moved(mu):
         return bent(np.tile(mu, (N, 1))).T @ g / N
 
     A = np.eye(D) - step @ H
@@ -107,13 +107,13 @@ def with_curvature(x, slope, H, step, batch):
         mu.append(A @ mu[-1] + p)
     sums, X, Y = [np.zeros((D, D)) for _ in range(3)], [], []
     for j in range(n):
-        Tj, Zj = T(c[j]), Z(mu[j])
+        Tj, Zj = twice(c[j]), moved(mu[j])
         X.append(
             eta * q * (c[j] @ V + c[j] @ Zj.T + sums[0]) + eta3 * (2 * q * q * (sums[1] + c[j] @ Tj.T) - q * sums[2])
         )
         Y.append(b * (V + Zj + Zj.T) + eta3 * q * (1 - 2 * q) * (Tj + Tj.T))
         reach = power[j] @ step
-        sums = [A @ sums[0] + step @ Zj, A @ sums[1] + step @ Tj, sums[2] + reach @ T(reach).T]
+        sums = [A @ sums[0] + step @ Zj, A @ sums[1] + step @ Tj, sums[2] + reach @ twice(reach).T]
     P = np.zeros((D, D))
     for _ in range(60):
         seen = [P]

@@ -47,7 +47,8 @@ def test_covariances_by_position_are_the_means_over_all_permutations(n, batch, d
     sizes = reshuffled.batches(n, batch, drop_last)
     expected = reshuffled.all_permutations(m.hessian, scores, step, momentum, sizes)[:, :2, :2]
     law = eq.stationary(m, step, dynamics)
-    assert isinstance(law, Reshuffled) and law.epoch == len(sizes)
+    assert isinstance(law, Reshuffled)
+    assert law.epoch == len(sizes)
     for j in range(law.epoch + 1):
         assert brute.relative(law.cov_at(j), expected[j]) < EXACT
     assert brute.relative(law.cov, expected[:-1].mean(axis=0)) < EXACT
@@ -82,7 +83,8 @@ def test_the_law_agrees_with_the_stacked_noises_of_an_epoch(momentum, beta, batc
     assert np.abs(10**7 * law.iterate_average_cov(10**7) - law.long_run_cov).max() < 1e-3 * max(
         size, np.abs(law.long_run_cov).max()
     )
-    assert law.is_stable and law.spectral_radius == pytest.approx(np.abs(np.linalg.eigvals(dense.A)).max() ** 2)
+    assert law.is_stable
+    assert law.spectral_radius == pytest.approx(np.abs(np.linalg.eigvals(dense.A)).max() ** 2)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +115,9 @@ def test_full_batches_leave_no_long_run_covariance():
     m = brute.problem(3, n=60).moments
     step = direction(m, 0.0, 0.2)
     law = eq.stationary(m, step, epochs(12))
-    assert not law.long_run_cov.any() and law.iact() == 0.0 and law.draw_time() >= 1.0
+    assert not law.long_run_cov.any()
+    assert law.iact() == 0.0
+    assert law.draw_time() >= 1.0
     uneven = eq.stationary(m, step, epochs(13))
     share = 60 / 59 * ((4 / 13 + 1 / 8) / 5 - 5 / 60)
     expected = share * np.linalg.inv(m.hessian) @ m.score_cov @ np.linalg.inv(m.hessian)
@@ -240,7 +244,8 @@ def test_any_target_is_reached(dim, batch, beta, drop_last, momentum):
     smallest = (1.0 - momentum) / np.linalg.eigvals(m.hessian @ target).real.min()
     dynamics = epochs(batch, momentum=momentum, inverse_temperature=beta * smallest, drop_last=drop_last)
     tuning = eq.tune(m, target, dynamics)
-    assert tuning.residual < 1e-9 and tuning.predicted.is_stable
+    assert tuning.residual < 1e-9
+    assert tuning.predicted.is_stable
     dense = reshuffled.Stacked(
         m.hessian,
         m.score_cov,
@@ -259,7 +264,8 @@ def test_targets_by_name_and_an_automatic_temperature():
         tuning = eq.tune(m, target, epochs(9))
         np.testing.assert_allclose(tuning.predicted.cov, tuning.target, rtol=1e-8)
     tuning = eq.tune(m, "sandwich", epochs(9, inverse_temperature="auto"))
-    assert np.isfinite(tuning.dynamics.inverse_temperature) and tuning.residual < 1e-9
+    assert np.isfinite(tuning.dynamics.inverse_temperature)
+    assert tuning.residual < 1e-9
 
 
 def test_a_scalar_step_is_the_closest_there_is():
@@ -268,7 +274,8 @@ def test_a_scalar_step_is_the_closest_there_is():
     assert tuning.residual < 1e-4
     steps = tuning.step[0, 0] * np.exp(np.linspace(-0.5, 0.5, 21))
     distances = [divergence(eq.stationary(m, step, epochs(9)).cov, tuning.target) for step in steps]
-    assert np.argmin(distances) == 10 and distances[10] == pytest.approx(tuning.distance)
+    assert np.argmin(distances) == 10
+    assert distances[10] == pytest.approx(tuning.distance)
 
 
 def test_newton_takes_over_where_mixing_stalls(monkeypatch):
@@ -290,11 +297,11 @@ def test_what_is_not_derived_is_refused_by_name():
     ]
     for name, dynamics, options in refused:
         for verb in (lambda d, o: eq.stationary(m, 0.01, d, **o), lambda d, o: eq.tune(m, "sandwich", d, **o)):
-            with pytest.raises(eq.InvalidInput, match=f"^{name}: .*epochs"):
+            with pytest.raises(eq.InvalidInput, match=rf"^{name}: .*epochs"):
                 verb(dynamics, options)
-    with pytest.raises(eq.InvalidInput, match="^structure: .*epochs"):
+    with pytest.raises(eq.InvalidInput, match=r"^structure: .*epochs"):
         eq.tune(m, "sandwich", epochs(6), structure="diagonal")
-    with pytest.raises(eq.InvalidInput, match="^noise: .*epochs"):
+    with pytest.raises(eq.InvalidInput, match=r"^noise: .*epochs"):
         eq.tune(m, "sandwich", epochs(6), noise="completed")
     with pytest.raises(eq.InfeasibleTarget, match="whole data in every batch"):
         eq.tune(m, "sandwich", epochs(60))
@@ -302,9 +309,9 @@ def test_what_is_not_derived_is_refused_by_name():
         eq.tune(m, "posterior", epochs(6, inverse_temperature=30.0))
     law = eq.stationary(m, 0.01, epochs(6))
     for wrong in (-1, 11, 2.5):
-        with pytest.raises(eq.InvalidInput, match="^position: "):
+        with pytest.raises(eq.InvalidInput, match=r"^position: "):
             law.cov_at(wrong)
-        with pytest.raises(eq.InvalidInput, match="^position: "):
+        with pytest.raises(eq.InvalidInput, match=r"^position: "):
             law.shift_at(wrong)
 
 

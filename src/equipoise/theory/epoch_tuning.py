@@ -5,8 +5,8 @@ independent batches is given an internal target Γ, moved by what the law of epo
 
     Γ ← Γ + target − Σ̄(Λ(Γ)),
 
-with Anderson mixing, and Newton's method where that stalls. Any Γ gives a stable step, so that without injected noise the iteration cannot leave what it is
-defined on.
+with Anderson mixing, and Newton's method where that stalls. Without momentum any Γ gives a stable step, so that the
+iteration cannot leave what it is defined on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.sparse.linalg import LinearOperator, gmres
 
 from equipoise.arrays import Array
-from equipoise.errors import InfeasibleTarget
+from equipoise.errors import InfeasibleTarget, UnstableStep
 from equipoise.linalg import symmetric
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.epochs import batch_sizes, epoch_of, reshuffled
@@ -38,7 +38,7 @@ _ROUNDS = 80
 _MEMORY = 8  # earlier rounds that Anderson mixing looks back to
 _NEARBY = 1e-6  # how far to look for the slope of what is missing
 _PARALLEL = 1e-10  # how closely HΣH must be a multiple of V for the scalar root
-_LEAST = 0.2  # smallest eigenvalue that one round may leave of the internal target, relative to what it was
+_LEAST, _MOST = 0.2, 10.0  # what one round may leave of an eigenvalue of the internal target, and make of it
 
 
 def epoch_step(moments: Moments, target: Array, dynamics: Dynamics) -> tuple[Array, float]:
@@ -58,13 +58,14 @@ def epoch_step(moments: Moments, target: Array, dynamics: Dynamics) -> tuple[Arr
             step = _scalar_root(moments.n, dynamics, multiple) * inverse
             missing = _missing(reshuffled(moments, step, dynamics).cov, root)
             return step, float(np.linalg.norm(missing) / np.sqrt(len(H)))
-    search = _Search(moments, dynamics, root)
-    best = search.anderson()
-    if best is not None and best.size > _ACCEPTED:
-        best = search.newton(best)
-    if best is None or best.size > _ACCEPTED:
-        raise _unsolved(dynamics, np.inf if best is None else best.size)
-    return best.step, best.size
+    smallest = np.inf
+    # with momentum the independent tuner of discrete time is an iteration itself
+    for discrete in (True,) if dynamics.momentum == 0.0 else (False, True):
+        best = _Search(moments, dynamics, root, discrete).best()
+        if best is not None and best.size <= _ACCEPTED:
+            return best.step, best.size
+        smallest = smallest if best is None else min(smallest, best.size)
+    raise _unsolved(dynamics, smallest)
 
 
 def _scalar_root(n: int, dynamics: Dynamics, variance: float) -> float:
@@ -112,27 +113,44 @@ class _Guess:
 
 @dataclass(frozen=True)
 class _Search:
-    """The search for the internal target; `root` is a Cholesky factor of the target."""
+    """The search for the internal target.
+
+    Attributes
+    ----------
+    moments, dynamics
+        The model's moments and the chain's dynamics.
+    root
+        A Cholesky factor of the target.
+    discrete
+        Whether the tuner of independent batches is that of discrete time.
+    """
 
     moments: Moments
     dynamics: Dynamics
     root: Array
+    discrete: bool
+
+    def best(self) -> _Guess | None:
+        """The internal target with the least that is missing; None when not even the target itself can be tried."""
+        mixed = self._anderson()
+        return mixed if mixed is None or mixed.size <= _ACCEPTED else self._newton(mixed)
 
     def guess(self, inner: Array) -> _Guess | None:
         """What comes of an internal target; None when independent batches cannot have it."""
         # as noisy as the epoch's are on average: a permutation only takes variance away, so that `inner` is at least I
         noise = batch_sizes(self.moments.n, self.dynamics).mean * self.moments.score_cov
         about = self.moments.hessian, noise, self.dynamics.momentum, self.dynamics.temperature
-        equation = StepEquation.of(symmetric(self.root @ inner @ self.root.T), *about, discrete=True)
-        if equation.resistance.min() <= 0.0:
+        try:
+            equation = StepEquation.of(symmetric(self.root @ inner @ self.root.T), *about, discrete=self.discrete)
+            Y, _ = solve_step(equation) if equation.resistance.min() > 0.0 else (None, np.inf)
+            if Y is None:
+                return None
+            step = symmetric(equation.step(Y))
+            return _Guess(inner, step, _missing(reshuffled(self.moments, step, self.dynamics).cov, self.root))
+        except (UnstableStep, np.linalg.LinAlgError):
             return None
-        Y, _ = solve_step(equation)
-        if Y is None:
-            return None
-        step = symmetric(equation.step(Y))
-        return _Guess(inner, step, _missing(reshuffled(self.moments, step, self.dynamics).cov, self.root))
 
-    def anderson(self) -> _Guess | None:
+    def _anderson(self) -> _Guess | None:
         """The best of some rounds of Γ ← Γ + what is missing, mixed with earlier ones."""
         inner = last = np.eye(len(self.root))
         history: list[_Guess] = []
@@ -148,10 +166,13 @@ class _Search:
             if found.size <= _SOLVED:
                 break
             history, last = [*history, found][-_MEMORY:], inner
-            inner = _kept_positive(inner, _mixed(history) - inner)
+            try:
+                inner = _kept_positive(inner, _mixed(history) - inner)
+            except np.linalg.LinAlgError:
+                break  # mixing has led astray
         return best
 
-    def newton(self, best: _Guess) -> _Guess:
+    def _newton(self, best: _Guess) -> _Guess:
         """Newton's method from there, its linear equations solved by GMRES, its steps shortened until they help."""
         for _ in range(_ROUNDS // 2):
             if best.size <= _SOLVED:
@@ -213,9 +234,9 @@ def _mixed(history: list[_Guess]) -> Array:
 
 
 def _kept_positive(inner: Array, change: Array) -> Array:
-    """inner + change, shortened so that it stays well inside the positive definite matrices."""
+    """inner + change, shortened so that no eigenvalue shrinks or grows too much."""
     L = np.linalg.cholesky(inner)
     half = solve_triangular(L, symmetric(change), lower=True)
-    lowest = float(np.linalg.eigvalsh(symmetric(solve_triangular(L, half.T, lower=True)))[0])
-    length = 1.0 if lowest > _LEAST - 1.0 else (_LEAST - 1.0) / lowest
-    return symmetric(inner + length * change)
+    relative = np.linalg.eigvalsh(symmetric(solve_triangular(L, half.T, lower=True)))
+    limits = np.where(relative < 0.0, _LEAST - 1.0, _MOST - 1.0) / np.where(relative == 0.0, 1.0, relative)
+    return symmetric(inner + min(1.0, float(limits[relative != 0.0].min(initial=1.0))) * change)
