@@ -12,8 +12,19 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.calibration.aims import Target, require_marks_used
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
-from equipoise.calibration.options import CalibrateOptions, Length, Moves, Reading, Running, Tuned, options_of, takes
+from equipoise.calibration.options import (
+    Aim,
+    CalibrateOptions,
+    Length,
+    Moves,
+    Reading,
+    Running,
+    Tuned,
+    options_of,
+    takes,
+)
 from equipoise.calibration.planning import Plan, make_plan, require_feasible
 from equipoise.calibration.prediction import new_rows, quantiles
 from equipoise.checks import flag, probability, shown
@@ -226,12 +237,12 @@ class Calibration:
         return save(self, Path(path))
 
 
-@takes(Reading, Moves, Length, Tuned, Running)
+@takes(Reading, Aim, Moves, Length, Tuned, Running)
 @checked
 def calibrate(
     model: Model | Problem,
     data: object = None,
-    target: str | ArrayLike = "sandwich",
+    target: Target = "sandwich",
     ess: float = 1000,
     chains: int = 4,
     seed: int = 0,
@@ -280,9 +291,12 @@ def calibrate(
         _require_chain(refine, running)
     if refine:
         moves = _aiming(moves)
-    problem = bind(model, data, **vars(options_of(Reading, options, CalibrateOptions)))
+    reading = options_of(Reading, options, CalibrateOptions)
+    require_marks_used(target, reading)
+    problem = bind(model, data, **vars(reading))
     length = options_of(Length, options, CalibrateOptions, ess=ess, chains=chains)
-    budget = make_plan(problem, target, moves, length, seed, options.get("tuning_rows"))
+    aim = options_of(Aim, options, CalibrateOptions)
+    budget = make_plan(problem, target, aim, moves, length, seed, options.get("tuning_rows"))
     found, half, planned = None, None, budget.problem
     assert planned is not None  # it was just made
     if moves.sampler == "gaussian":
