@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
@@ -11,8 +12,8 @@ from scipy.linalg import eigh
 
 from equipoise.calibration.options import Aim, Reading
 from equipoise.checks import nearest, shown
-from equipoise.data.wording import listed
-from equipoise.errors import InfeasibleTarget, InvalidInput
+from equipoise.data.wording import brief, listed
+from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput
 from equipoise.models.problem import Problem
 from equipoise.models.robust import CLUSTERED, KINDS, Covariance, covariance
 from equipoise.models.verbs import moments as take_moments
@@ -73,11 +74,23 @@ def aimed(problem: Problem, whole: Moments | None, found: Moments, target: Targe
         at = found if whole is not None or target in TARGETS else take_moments(problem, found.params)
         made = covariance(problem, at, target, lags=aim.lags, small_sample=aim.small_sample)
         _require_enough(made, found, at)
-    elif callable(target):
-        made = Covariance(np.asarray(target(problem, found)), "given function")
-    else:
-        made = Covariance(np.asarray(target), "given matrix")
-    return Covariance(**{**vars(made), "matrix": target_matrix(made.matrix, found)})
+        return replace(made, matrix=target_matrix(made.matrix, found))
+    if callable(target):
+        return Covariance(target_matrix(_called(target, problem, found), found), "given function")
+    return Covariance(target_matrix(target, found), "given matrix")
+
+
+def _called(target: Callable[[Problem, Moments], ArrayLike], problem: Problem, found: Moments) -> ArrayLike:
+    """What the user's function makes."""
+    try:
+        return target(problem, found)
+    except EquipoiseError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        reason = f"{type(error).__name__}: {brief(error, 200)}"
+        raise InvalidInput(
+            "target", "a function of the problem and its moments", reason, "write def target(problem, moments): ..."
+        ) from error
 
 
 def _require_enough(made: Covariance, found: Moments, at: Moments) -> None:
