@@ -58,6 +58,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "ess": (0, -1, np.nan, np.inf, "many", None, 1e9, 1e15, 1e300, function),
     "choice": ("nonsense", 3, None, [], function),
     "path": (3, None, function, "."),
+    "from zero lags": (-1, 2.5, "many", np.nan, np.inf, [3], function),
+    "factor": ("no", None, [], function, 0.5),
     "names": ("abc", 3, ["a", "b"], ["a", "a", "b"], [1, 2, 3]),
 }
 
@@ -86,6 +88,7 @@ TABLE: dict[str, dict[str, str]] = {
     "calibrate": {**RUN, "sampler": "choice", "refine": "flag", "progress": "flag", "storage": "choice", "guard": "guard"},
     "diagnose": {"chains": "object", "tuning": "object"},
     "load": {"path": "path"},
+    "robust": {**MODEL, "params": "params", "kind": "choice", "lags": "from zero lags", "small_sample": "factor"},
     "sandwich": {"moments": "object"},
     "posterior": {"moments": "object"},
     "bayesbag": {"moments": "object", "bag_size": "optional count"},
@@ -202,6 +205,7 @@ def right(name: str) -> tuple[Callable[..., object], dict[str, Any]]:
         "stationary": {**chain, "step": 0.01}, "max_stable_step": chain,
         "sample": {**pair, "tuning": t.tuning, "draws": 5, "progress": False},
         "diagnose": {"chains": t.chains, "tuning": t.tuning},
+        "robust": {**pair, "params": t.fit, "kind": "HAC"},
         "sandwich": {"moments": t.moments}, "posterior": {"moments": t.moments}, "bayesbag": {"moments": t.moments},
         "expected_test_loss": {**pair, "fit": t.fit, "law": t.law},
         "optimal_weight_decay": {**pair, "test_data": t.data, "step": 0.01, "dynamics": t.dynamics},

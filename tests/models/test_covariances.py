@@ -11,7 +11,8 @@ import statsmodels.api as sm
 from statsmodels.stats.sandwich_covariance import cov_cluster, cov_hac
 
 import equipoise as eq
-from equipoise.models.robust import KINDS, Grouped, covariance
+from equipoise.models.clustered import Grouped
+from equipoise.models.robust import KINDS, covariance
 from tests.known import DIVERGENCES, jax_loss
 
 N = 240

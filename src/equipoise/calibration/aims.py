@@ -14,8 +14,9 @@ from equipoise.calibration.options import Aim, Reading
 from equipoise.checks import nearest, shown
 from equipoise.data.wording import brief, listed
 from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput
+from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Problem
-from equipoise.models.robust import CLUSTERED, KINDS, Covariance, covariance
+from equipoise.models.robust import CLUSTERED, KINDS, covariance
 from equipoise.models.verbs import moments as take_moments
 from equipoise.theory.moments import Moments
 from equipoise.theory.targets import TARGETS, target_matrix

@@ -16,8 +16,8 @@ from equipoise.checks import shown, whole
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
 from equipoise.models.binding import bind, checked
+from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Model, Problem
-from equipoise.models.robust import Covariance
 from equipoise.models.verbs import moments
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin

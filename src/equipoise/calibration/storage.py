@@ -23,10 +23,10 @@ from equipoise.families.divergence import Beta
 from equipoise.families.family import FAMILIES
 from equipoise.families.robust import Huber, Pinball, StudentT
 from equipoise.fitting.certificate import Fit
+from equipoise.models.covariance import Covariance
 from equipoise.models.glm import GLM, Divergence
 from equipoise.models.layout import FlatLayout, Skeleton
 from equipoise.models.problem import Layout, Model
-from equipoise.models.robust import Covariance
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.halving import HalfStep
 from equipoise.sampling.refinement import Pilot, Refinement
