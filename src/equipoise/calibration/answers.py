@@ -16,7 +16,7 @@ from scipy.special import chdtrc, fdtrc, ndtr, ndtri, stdtr, stdtrit
 
 from equipoise.arrays import Array
 from equipoise.calibration.hypotheses import Restrictions, restrictions
-from equipoise.checks import flag, one_of, probability, shown
+from equipoise.checks import checked_options, flag, nearest, one_of, probability
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.models.covariance import Covariance
@@ -48,6 +48,7 @@ __all__ = [
     "wald",
 ]
 
+_OPTIONS = {"clusters": None, "time": None, "lags": None, "small_sample": True}  # of `vcov`, with their defaults
 _DEPENDENT = 1e-10  # relative size below which a restriction adds nothing to the others
 
 
@@ -88,32 +89,31 @@ class WaldTest:
     __repr__ = __str__
 
 
-def covariance_of(
-    cal: Calibration,
-    kind: str | None = None,
-    clusters: object = None,
-    time: object = None,
-    lags: int | None = None,
-    small_sample: bool | str = True,
-) -> Covariance:
-    """A covariance of the run's estimate: the target, or any other, without another fit.
+def covariance_of(cal: Calibration, kind: str | None, **options: Any) -> Covariance:
+    """A covariance of the run's estimate: the target, or any other, without another fit; options are those of `vcov`.
 
     Raises
     ------
     InvalidInput
         If it needs the rows, and the run was loaded or sent without them.
     """
+    for name in options:
+        if name not in _OPTIONS:
+            remedy = nearest(name, _OPTIONS) or f"choose from {', '.join(_OPTIONS)}"
+            raise InvalidInput(name, "an option of vcov", "no such option", remedy)
+    given = {name: value for name, value in options.items() if value is not _OPTIONS[name]}
     target = cal.plan.target
-    if kind is None and clusters is None:
+    if kind is None and not given:
         return target
     if kind is None:
         kind = target.kind if target.kind in CLUSTERED else "CRV1"
     one_of("kind", kind, (*TARGETS, *KINDS))
-    if kind in PLAIN and clusters is None and time is None and lags is None:
+    if kind in PLAIN and not given:
         return from_moments(cal.plan.moments, kind, cal.title.name == "gaussian")
-    return covariance(cal.require_problem(), cal.moments_of_all, kind, clusters, time, lags, small_sample)
+    return covariance(cal.require_problem(), cal.moments_of_all, kind, **given)
 
 
+@checked_options
 def vcov(
     self: Calibration,
     kind: str | None = None,
@@ -137,9 +137,11 @@ def vcov(
     -------
     (D, D) array
     """
-    return covariance_of(self, kind, clusters, time, lags, small_sample).matrix
+    options = {"clusters": clusters, "time": time, "lags": lags, "small_sample": small_sample}
+    return covariance_of(self, kind, **options).matrix
 
 
+@checked_options
 def tidy(self: Calibration, level: float = 0.95, kind: str | None = None, **options: Any) -> pd.DataFrame:
     """The coefficient table as a DataFrame, one row per parameter.
 
@@ -161,6 +163,7 @@ def tidy(self: Calibration, level: float = 0.95, kind: str | None = None, **opti
     return table_of(self.names, self.fit.theta, every, covariance_of(self, kind, **options), level)
 
 
+@checked_options
 def combine(
     self: Calibration,
     expressions: str | Sequence[str] | ArrayLike,
@@ -215,6 +218,7 @@ def critical(level: float, df: float | None) -> float:
     return float(ndtri(upper) if df is None else stdtrit(df, upper))
 
 
+@checked_options
 def confint(self: Calibration, level: float = 0.95, kind: str | None = None, **options: Any) -> pd.DataFrame:
     """Intervals of every parameter: estimate ± t or z times its standard error; columns lower and upper.
 
@@ -227,6 +231,7 @@ def confint(self: Calibration, level: float = 0.95, kind: str | None = None, **o
     return made[["conf_low", "conf_high"]].set_axis(["lower", "upper"], axis=1).rename_axis(None)
 
 
+@checked_options
 def wald(
     self: Calibration,
     hypothesis: str | Sequence[str] | ArrayLike | tuple[ArrayLike, ArrayLike],
@@ -323,8 +328,8 @@ def cov_params(self: Calibration) -> pd.DataFrame:
     return pd.DataFrame(self.plan.target.matrix, index=list(self.names), columns=list(self.names))
 
 
+@checked_options
 def conf_int(self: Calibration, alpha: float = 0.05) -> pd.DataFrame:
     """Intervals of probability 1 − alpha, in columns 0 and 1: `confint` for those used to it."""
-    if not 0.0 < alpha < 1.0:
-        raise InvalidInput("alpha", "between 0 and 1", shown(alpha), "0.05 gives intervals of 95 %")
+    probability("alpha", alpha)
     return confint(self, 1.0 - alpha).set_axis([0, 1], axis=1)

@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.calibration.answers import covariance_of, critical, table_of
 from equipoise.calibration.prediction import as_table, new_rows
-from equipoise.checks import flag, nearest, one_of, probability, shown
+from equipoise.checks import checked_options, flag, nearest, one_of, probability, shown
 from equipoise.data.arrays import Rows
 from equipoise.errors import InvalidInput
 from equipoise.models.passes import predictor
@@ -28,6 +28,7 @@ _BLOCK = 1 << 20  # predictions of one block of rows, for all draws
 _STEP = 1e-5  # of a column's standard deviation (or of a predictor) to either side, for derivatives
 
 
+@checked_options
 def compare(
     self: Calibration,
     frame_a: Any,
@@ -66,11 +67,12 @@ def compare(
     import pandas as pd
 
     one_of("function", function, ("difference", "ratio"))
+    flag("average", average)
     tail, model = 0.5 * (1.0 - probability("level", level)), self.require_glm()
     (a, index), (b, _) = (
         new_rows(x, self.names, self.design, o) for x, o in zip((frame_a, frame_b), offset, strict=True)
     )
-    if a.n != b.n and not flag("average", average):
+    if a.n != b.n and not average:
         raise InvalidInput(
             "frame_b", f"as many rows as frame_a, {a.n}", f"{b.n} rows", "match them, or pass average=True"
         )
@@ -139,6 +141,7 @@ def _means(model: GLM, blocks: list[Rows], theta: Array, draws: Array, average: 
 # --- Average marginal effects ----------------------------------------------------------------------------
 
 
+@checked_options
 def effects(
     self: Calibration,
     data: Any = None,
