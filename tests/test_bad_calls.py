@@ -56,8 +56,11 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "temperature": (0.0, -1.0, np.nan, "x", None, [1.0], function),
     "guard": (0, -1.0, np.nan, "on", True, [3.0], function),
     "ess": (0, -1, np.nan, np.inf, "many", None, 1e9, 1e15, 1e300, function),
+    "optional choice": ("nonsense", 3, [], function),
     "choice": ("nonsense", 3, None, [], function),
     "path": (3, None, function, "."),
+    "from zero lags": (-1, 2.5, "many", np.nan, np.inf, [3], function),
+    "factor": ("no", None, [], function, 0.5),
     "names": ("abc", 3, ["a", "b"], ["a", "a", "b"], [1, 2, 3]),
 }
 
@@ -86,6 +89,7 @@ TABLE: dict[str, dict[str, str]] = {
     "calibrate": {**RUN, "sampler": "choice", "refine": "flag", "progress": "flag", "storage": "choice", "guard": "guard"},
     "diagnose": {"chains": "object", "tuning": "object"},
     "load": {"path": "path"},
+    "robust": {**MODEL, "params": "params", "kind": "choice", "lags": "from zero lags", "small_sample": "factor"},
     "sandwich": {"moments": "object"},
     "posterior": {"moments": "object"},
     "bayesbag": {"moments": "object", "bag_size": "optional count"},
@@ -125,6 +129,14 @@ TABLE: dict[str, dict[str, str]] = {
     "Calibration.summary": {"interval": "share"},
     "Calibration.predict": {"X_new": "X", "interval": "share", "offset": "optional numbers"},
     "Calibration.save": {"path": "path"},
+    "Calibration.tidy": {"level": "share", "kind": "optional choice"},
+    "Calibration.confint": {"level": "share"},
+    "Calibration.conf_int": {"alpha": "share"},
+    "Calibration.vcov": {"kind": "optional choice"},
+    "Calibration.test": {"hypothesis": "numbers", "use_f": "flag"},
+    "Calibration.combine": {"expressions": "numbers", "level": "share"},
+    "Calibration.compare": {"function": "choice", "frame_a": "X", "level": "share", "average": "flag"},
+    "Calibration.effects": {"level": "share", "kind": "optional choice"},
     "Calibration.report": {"path": "path", "interval": "share"},
     "Calibration.attach": {**MODEL},
     "Plan.attach": {"problem": "object"},
@@ -141,7 +153,7 @@ RESULTS = {"Diagnosis", "Fit", "Model"}
 # what an argument may be called in a message about it
 ALIASES = {
     "data": ("X", "y", "formula", "data"), "test_data": ("X", "y", "data"), "fit": ("params",), "x": ("X", "x"),
-    "X_new": ("X", "offset"),
+    "X_new": ("X", "offset"), "frame_a": ("X", "X_new"),
     "y": ("y",), "scores": ("hessians",),
 }  # fmt: skip
 
@@ -202,6 +214,7 @@ def right(name: str) -> tuple[Callable[..., object], dict[str, Any]]:
         "stationary": {**chain, "step": 0.01}, "max_stable_step": chain,
         "sample": {**pair, "tuning": t.tuning, "draws": 5, "progress": False},
         "diagnose": {"chains": t.chains, "tuning": t.tuning},
+        "robust": {**pair, "params": t.fit, "kind": "HAC"},
         "sandwich": {"moments": t.moments}, "posterior": {"moments": t.moments}, "bayesbag": {"moments": t.moments},
         "expected_test_loss": {**pair, "fit": t.fit, "law": t.law},
         "optimal_weight_decay": {**pair, "test_data": t.data, "step": 0.01, "dynamics": t.dynamics},
@@ -215,7 +228,8 @@ def right(name: str) -> tuple[Callable[..., object], dict[str, Any]]:
         "Stationary.covariance_floor": {"draws": 10},
         "Chains.from_draws": {"draws": np.ones((9, 3)), "tuning": t.tuning},
         "Calibration.predict": {"X_new": t.data[0]}, "Calibration.report": {"path": "absent.html"},
-        "Calibration.attach": pair,
+        "Calibration.attach": pair, "Calibration.test": {"hypothesis": "x1 = 0"},
+        "Calibration.combine": {"expressions": "x1 - x2"}, "Calibration.compare": {"frame_a": t.data[0], "frame_b": t.data[0]},
     }  # fmt: skip
     return called, dict(arguments.get(name, {}))
 

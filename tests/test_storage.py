@@ -164,7 +164,7 @@ def hostile(arrays):
 
 
 def _plan(arrays):
-    names = {"target_name": "sandwich", "draws": arrays["draws"].shape[1], "thin": 1, "burn_in": 0}
+    names = {"draws": arrays["draws"].shape[1], "thin": 1, "burn_in": 0}
     return {**names, "ess": 1.0, "seconds": 0.0, "sampler": "sgmcmc"}
 
 

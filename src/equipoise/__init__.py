@@ -24,6 +24,7 @@ from equipoise.families.robust import Huber, Pinball, StudentT
 from equipoise.fitting.fit import Fit, fit
 from equipoise.models.binding import bind
 from equipoise.models.glm import glm
+from equipoise.models.robust import robust
 from equipoise.models.verbs import moments
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.run import sample
@@ -76,6 +77,7 @@ __all__ = [
     "optimal_weight_decay",
     "plan",
     "posterior",
+    "robust",
     "sample",
     "sandwich",
     "stationary",

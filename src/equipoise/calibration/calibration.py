@@ -12,23 +12,40 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.calibration import answers, contrasts
+from equipoise.calibration.aims import Target, require_marks_used
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
-from equipoise.calibration.options import CalibrateOptions, Length, Moves, Reading, Running, Tuned, options_of, takes
+from equipoise.calibration.options import (
+    Aim,
+    CalibrateOptions,
+    Length,
+    Moves,
+    Reading,
+    Running,
+    Tuned,
+    options_of,
+    takes,
+)
 from equipoise.calibration.planning import Plan, make_plan, require_feasible
-from equipoise.calibration.prediction import new_rows, quantiles
-from equipoise.checks import flag, probability, shown
+from equipoise.calibration.prediction import new_rows, observation_quantiles, quantiles
+from equipoise.checks import flag, one_of, probability, shown
 from equipoise.data.table import Design
 from equipoise.errors import InvalidInput
+from equipoise.families.divergence import Beta
 from equipoise.files import file_place
 from equipoise.fitting.certificate import Fit
 from equipoise.models.binding import bind, checked
+from equipoise.models.glm import GLM
+from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import CUSTOM, Model, Problem, Title
+from equipoise.models.verbs import moments
 from equipoise.sampling.budget import announce, require_possible
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.halving import HalfStep, halved
 from equipoise.sampling.refinement import Refinement
 from equipoise.sampling.refinement import refine as refine_tuning
 from equipoise.sampling.run import sample
+from equipoise.theory.moments import Moments
 from equipoise.theory.tuning import Tuning
 
 if TYPE_CHECKING:
@@ -132,8 +149,10 @@ class Calibration:
         columns = {"estimate": self.tuning.center, "lower": found.lower, "upper": found.upper}
         return pd.DataFrame(columns, index=pd.Index(self.names))
 
-    def predict(self, X_new: Any, interval: float = 0.95, offset: ArrayLike | None = None) -> pd.DataFrame:
-        """Mean response at new rows with a calibrated interval for it.
+    def predict(
+        self, X_new: Any, interval: float = 0.95, offset: ArrayLike | None = None, kind: str = "mean"
+    ) -> pd.DataFrame:
+        """Mean response at new rows with a calibrated interval for it, or for a new observation.
 
         Parameters
         ----------
@@ -144,6 +163,9 @@ class Calibration:
             Probability of the interval.
         offset
             (M,) offset, when `X_new` is a matrix or the model was fitted with an array of them.
+        kind
+            What the interval is for: `"mean"`, the mean response, or `"observation"`, a new response. The latter takes
+            the family's law around the mean on trust, with its constant, however robust the target is.
 
         Returns
         -------
@@ -157,7 +179,11 @@ class Calibration:
         new, index = new_rows(X_new, self.names, self.design, offset)
         eta = new.x @ self.fit.theta
         estimate = model.mean_response(eta if new.offset is None else eta + new.offset)
-        lower, upper = quantiles(model, new, self.chains.flat(), (tail, 1.0 - tail))
+        ends = (tail, 1.0 - tail)
+        if one_of("kind", kind, ("mean", "observation")) == "mean":
+            lower, upper = quantiles(model, new, self.chains.flat(), ends)
+        else:
+            lower, upper = observation_quantiles(self.require_glm("observation"), new, self.chains.flat(), ends)
         return pd.DataFrame({"estimate": estimate, "lower": lower, "upper": upper}, index=index)
 
     def evaluate(self, function: Callable[..., object], data: object, interval: float = 0.95) -> dict[str, Array]:
@@ -201,6 +227,46 @@ class Calibration:
         """
         return replace(self, plan=self.plan.attach(bind(model, data, **reading)))  # type: ignore[arg-type]
 
+    tidy, confint, vcov, test = answers.tidy, answers.confint, answers.vcov, answers.wald
+    combine, compare, effects = answers.combine, contrasts.compare, contrasts.effects
+    params, bse, pvalues = property(answers.params), property(answers.bse), property(answers.pvalues)
+    resid, fittedvalues = property(answers.resid), property(answers.fittedvalues)
+    cov_params, conf_int = answers.cov_params, answers.conf_int
+
+    @cached_property
+    def moments_of_all(self) -> Moments:
+        """The moments of all rows at the estimate; those of the plan may be of some."""
+        return moments(self.require_problem(), self.fit)
+
+    def require_problem(self) -> Problem:
+        """The problem, or an error that says how to bring it back."""
+        if self.plan.problem is None:
+            raise InvalidInput(
+                "rows", "at hand for this", "a loaded or sent run, which keeps none", "call attach(model, data) first"
+            )
+        return self.plan.problem
+
+    def require_linear(self) -> LinearProblem:
+        """The same for what only a model from `eq.glm` has."""
+        self.require_glm()
+        problem = self.require_problem()
+        assert isinstance(problem, LinearProblem)
+        return problem
+
+    def require_glm(self, kind: str = "mean") -> GLM:
+        """The model, where it is one that has a mean response (and, for `"observation"`, a law around it)."""
+        model = self._require_model()
+        if not isinstance(model, GLM):
+            raise InvalidInput(
+                "model", "one from eq.glm, which has a mean response", "a loss of your own",
+                "use evaluate(function, data), or cal.draws",
+            )  # fmt: skip
+        if kind == "observation" and not isinstance(model.divergence, (Beta, type(None))):
+            raise InvalidInput(
+                "kind", "'mean' for a loss that is no law of the response", repr(model.divergence), "leave it out"
+            )
+        return model
+
     def _require_model(self) -> Model:
         if self.model is None:
             raise InvalidInput(
@@ -226,12 +292,12 @@ class Calibration:
         return save(self, Path(path))
 
 
-@takes(Reading, Moves, Length, Tuned, Running)
+@takes(Reading, Aim, Moves, Length, Tuned, Running)
 @checked
 def calibrate(
     model: Model | Problem,
     data: object = None,
-    target: str | ArrayLike = "sandwich",
+    target: Target = "sandwich",
     ess: float = 1000,
     chains: int = 4,
     seed: int = 0,
@@ -280,9 +346,12 @@ def calibrate(
         _require_chain(refine, running)
     if refine:
         moves = _aiming(moves)
-    problem = bind(model, data, **vars(options_of(Reading, options, CalibrateOptions)))
+    reading = options_of(Reading, options, CalibrateOptions)
+    require_marks_used(target, reading)
+    problem = bind(model, data, **vars(reading))
     length = options_of(Length, options, CalibrateOptions, ess=ess, chains=chains)
-    budget = make_plan(problem, target, moves, length, seed, options.get("tuning_rows"))
+    aim = options_of(Aim, options, CalibrateOptions)
+    budget = make_plan(problem, target, aim, moves, length, seed, options.get("tuning_rows"))
     found, half, planned = None, None, budget.problem
     assert planned is not None  # it was just made
     if moves.sampler == "gaussian":

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 from equipoise.errors import InvalidInput
+from equipoise.models.robust import KINDS
 from equipoise.theory.targets import posterior, sandwich
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def coefficients(calibration: Calibration, level: float) -> Coefficients:
         predicted_ess=diagnosis.predicted_ess,
         ess=diagnosis.ess,
         flags=diagnosis.flags,
-        robust=calibration.plan.target_name == "sandwich",
+        robust=calibration.plan.target_name in (*KINDS, "sandwich"),
         tail=0.5 * (1.0 - level),
     )
 

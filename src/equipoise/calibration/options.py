@@ -16,6 +16,7 @@ from equipoise.theory.dynamics import BATCHES, GRADIENTS, Dynamics
 
 __all__ = [
     "SAMPLERS",
+    "Aim",
     "CalibrateOptions",
     "Length",
     "Moves",
@@ -45,6 +46,16 @@ class Reading:
     offset: object = None
     missing: str = "raise"
     context: Mapping[str, Callable[..., object]] | None = None
+    clusters: object = None
+    time: object = None
+
+
+@dataclass(frozen=True)
+class Aim:
+    """How a target that is robust is made: see `eq.robust`."""
+
+    lags: int | None = None
+    small_sample: bool | str = True
 
 
 @dataclass(frozen=True)
@@ -177,7 +188,7 @@ class Running:
 
 
 class PlanOptions(TypedDict, total=False):
-    """The options of `eq.plan` besides its arguments: those of `Reading`, `Moves` and `Length`."""
+    """The options of `eq.plan` besides its arguments: those of `Reading`, `Aim`, `Moves` and `Length`."""
 
     formula: str | None
     weights: object
@@ -185,6 +196,10 @@ class PlanOptions(TypedDict, total=False):
     offset: object
     missing: str
     context: Mapping[str, Callable[..., object]] | None
+    clusters: object
+    time: object
+    lags: int | None
+    small_sample: bool | str
     sampler: str
     batch_size: int | str
     momentum: float

@@ -8,22 +8,22 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Unpack
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from equipoise.calibration.aims import Target, aimed, require_marks_used
 from equipoise.calibration.candidates import Candidate, cheapest, consider
-from equipoise.calibration.options import Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
+from equipoise.calibration.options import Aim, Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
 from equipoise.checks import shown, whole
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
 from equipoise.linalg import symmetric
 from equipoise.models.binding import bind, checked
+from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Model, Problem
 from equipoise.models.verbs import moments
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.moments import Moments
-from equipoise.theory.targets import target_matrix
 from equipoise.theory.tuning import Tuning, tune
 
 __all__ = ["Plan", "make_plan", "plan", "require_feasible"]
@@ -43,8 +43,8 @@ class Plan:
         loss of your own once the plan was saved or sent: it cannot be kept.
     fit, moments, tuning
         The minimiser, the moments there, and the step matrix.
-    target_name
-        What the target is called.
+    target
+        The covariance the draws are to have, and where it comes from.
     chains, draws, thin, burn_in
         The sampling options, per chain.
     ess
@@ -63,7 +63,7 @@ class Plan:
     fit: Fit
     moments: Moments
     tuning: Tuning
-    target_name: str
+    target: Covariance
     chains: int
     draws: int
     thin: int
@@ -73,6 +73,11 @@ class Plan:
     sampler: str = "sgmcmc"
     candidates: tuple[Candidate, ...] = ()
     problem: Problem | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def target_name(self) -> str:
+        """What the target is called."""
+        return self.target.kind
 
     @property
     def steps(self) -> int:
@@ -137,7 +142,7 @@ class Plan:
         chain = self.sampler != "gaussian"
         lines = {
             "data": f"{self.moments.n:,} rows, {self.moments.dim} parameters",
-            "target": self.target_name,
+            "target": self.target.words,
             "sampler": self.sampler,
             "batches": f"{dynamics.batch_size:,} rows, {_drawn(dynamics)}",
             "dynamics": _moved(self.tuning),
@@ -175,12 +180,12 @@ def _moved(tuning: Tuning) -> str:
     return f"{dynamics.gradient} gradients, step x Hessian {size}{momentum}, noise completed to the target{fidelity}"
 
 
-@takes(Reading, Moves, Length, Tuned)
+@takes(Reading, Aim, Moves, Length, Tuned)
 @checked
 def plan(
     model: Model | Problem,
     data: object = None,
-    target: str | ArrayLike = "sandwich",
+    target: Target = "sandwich",
     ess: float = 1000,
     chains: int = 4,
     seed: int = 0,
@@ -195,7 +200,10 @@ def plan(
     data
         `(X, y)`, a source from `eq.data`, or a DataFrame or file path together with `formula`.
     target
-        `"sandwich"`, `"posterior"`, `"bayesbag"`, or a matrix.
+        `"sandwich"`, `"posterior"`, `"bayesbag"`; `"HC0"` (the sandwich), `"HC1"`, `"HC2"`, `"HC3"`, `"CRV1"`,
+        `"CRV3"` or `"HAC"`: see `eq.robust`; a matrix; or a function of the problem and its moments that makes one.
+    clusters, time, lags, small_sample
+        Of those targets that look at them: see `eq.robust`. For a table, clusters and time are columns.
     ess, chains
         Effective draws wanted from all chains together.
     seed
@@ -234,7 +242,9 @@ def plan(
     problem = bind(model, data, **vars(reading))
     moves = options_of(Moves, options, PlanOptions)
     length = options_of(Length, options, PlanOptions, ess=ess, chains=chains)
-    made = make_plan(problem, target, moves, length, seed, options.get("tuning_rows"))
+    require_marks_used(target, reading)
+    aim = options_of(Aim, options, PlanOptions)
+    made = make_plan(problem, target, aim, moves, length, seed, options.get("tuning_rows"))
     require_feasible(made)
     return made
 
@@ -245,7 +255,7 @@ def require_feasible(plan: Plan) -> None:
 
 
 def make_plan(
-    problem: Problem, target: str | ArrayLike, moves: Moves, length: Length, seed: int, tuning_rows: int | None
+    problem: Problem, target: Target, aim: Aim, moves: Moves, length: Length, seed: int, tuning_rows: int | None
 ) -> Plan:
     """The plan of a bound problem."""
     seed = whole("seed", seed, 0, "pass an int")
@@ -255,7 +265,8 @@ def make_plan(
     if fitted.flat is not None:
         problem, fitted = _identified(problem, fitted)
     found = moments(problem, fitted, tuning_rows=tuning_rows, seed=seed)
-    sampler, tuning, considered = _choose(problem, found, target, moves, length)
+    wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim)
+    sampler, tuning, considered = _choose(problem, found, wanted, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = tuning.predicted.draw_time()
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
@@ -264,7 +275,7 @@ def make_plan(
         fit=fitted,
         moments=found,
         tuning=tuning,
-        target_name=target if isinstance(target, str) else "given matrix",
+        target=wanted,
         chains=length.chains,
         draws=stored,
         thin=every,
@@ -278,17 +289,17 @@ def make_plan(
 
 
 def _choose(
-    problem: Problem, found: Moments, target: str | ArrayLike, moves: Moves, length: Length
+    problem: Problem, found: Moments, target: Covariance, moves: Moves, length: Length
 ) -> tuple[str, Tuning, tuple[Candidate, ...]]:
     """The sampler, its tuning, and what was considered."""
-    matrix, sampler = target_matrix(target, found), moves.chosen
+    matrix, sampler = target.matrix, moves.chosen
     if sampler in ("sgmcmc", "gaussian"):
         dynamics = moves.dynamics(found.n)
         noise = "completed" if moves.completed else "langevin"
         given = None if moves.fidelity == "auto" or not moves.fidelity else float(moves.fidelity)
         tuning = tune(found, matrix, dynamics, moves.proxy, moves.structure, noise=noise, fidelity=given)
         return sampler, tuning, ()
-    fidelity = moves.wanted_fidelity(target, problem.quadratic)
+    fidelity = moves.wanted_fidelity(target.kind, problem.quadratic)
     considered = consider(found, matrix, moves, length, fidelity, problem.quadratic)
     best = cheapest(considered)
     shown = tuple(replace(c, chosen=c is best) for c in considered)

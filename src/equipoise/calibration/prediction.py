@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ from equipoise.arrays import Array
 from equipoise.checks import nearest, shown
 from equipoise.data.arrays import Rows, rows
 from equipoise.errors import InvalidInput
+from equipoise.families.response import LAWS, Law
 from equipoise.linalg import fixed_order
+from equipoise.models.glm import GLM
 from equipoise.models.problem import Model
 
 if TYPE_CHECKING:
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
     from equipoise.data.table import Design
 
-__all__ = ["new_rows", "quantiles"]
+__all__ = ["as_table", "new_rows", "observation_quantiles", "quantiles"]
 
 # Linear predictors of one block: 16 MB on each thread.
 _BLOCK = 1 << 21
@@ -34,7 +37,7 @@ def new_rows(given: object, names: tuple[str, ...], design: Design | None, offse
     InvalidInput
         If a fitted column is absent.
     """
-    frame = _frame(given)
+    frame = as_table(given)
     index = None if frame is None else frame.index
     matrix = given
     if frame is not None and design is not None:
@@ -50,11 +53,13 @@ def new_rows(given: object, names: tuple[str, ...], design: Design | None, offse
     return found, index
 
 
-def _frame(given: object) -> pd.DataFrame | None:
+def as_table(given: object) -> pd.DataFrame | None:
+    """A table as a DataFrame; None for what is no table."""
     import pandas as pd  # slow to import: only those who predict pay for it
 
     if isinstance(given, pd.DataFrame) or not callable(getattr(given, "to_pandas", None)):
         return given if isinstance(given, pd.DataFrame) else None
+
     from equipoise.data.frames import as_frame
 
     return as_frame(given)
@@ -114,3 +119,52 @@ def _neighbours(eta: Array, k: int) -> tuple[Array, Array]:
         return eta.max(axis=1), eta.max(axis=1)
     eta.partition(k + 1, axis=1)
     return eta[:, : k + 1].max(axis=1), eta[:, k + 1].copy()
+
+
+# Draws that the law of a new observation is an average over: the response's own spread hides what more would add.
+_MIXED = 1000
+_HALVINGS = 60  # of an interval of numbers, until it is one of them
+
+
+def observation_quantiles(model: GLM, new: Rows, draws: Array, probabilities: tuple[float, float]) -> Array:
+    """Quantiles of a new response at every row, (2, M): of its law by the model, averaged over the draws."""
+    law, p = LAWS[model.family.name], np.array([model.constant or 0.0])
+    some = draws[:: -(-len(draws) // _MIXED)]
+
+    def one(block: Rows) -> Array:
+        eta = block.x @ some.T
+        mu = model.family.mean(eta if block.offset is None else eta + block.offset[:, None])
+
+        def below(y: Array) -> Array:
+            return np.asarray(law.cdf(y[:, None], mu, p).mean(axis=1))
+
+        find = _whole_quantile if law.quantile is None else _quantile
+        return np.stack([find(law, q, mu, p, below) for q in probabilities])
+
+    size = max(1, _BLOCK // len(some))
+    parts = [new.take(slice(start, start + size)) for start in range(0, new.n, size)]
+    with fixed_order(), ThreadPoolExecutor(cpu_count() or 1) as pool:
+        return np.concatenate(list(pool.map(one, parts)), axis=1)
+
+
+def _quantile(law: Law, q: float, mu: Array, p: Array, below: Callable[[Array], Array]) -> Array:
+    """Between the quantiles of the draws with the smallest and the largest mean."""
+    assert law.quantile is not None
+    low, high = (law.quantile(q, end, p) for end in (mu.min(axis=1), mu.max(axis=1)))
+    for _ in range(_HALVINGS):
+        middle = 0.5 * (low + high)
+        short = below(middle) < q
+        low, high = np.where(short, middle, low), np.where(short, high, middle)
+    return 0.5 * (low + high)
+
+
+def _whole_quantile(law: Law, q: float, mu: Array, p: Array, below: Callable[[Array], Array]) -> Array:  # noqa: ARG001
+    """The smallest count with at least that probability."""
+    low, high = np.full(len(mu), -1.0), np.maximum(1.0, np.ceil(mu.max(axis=1)))
+    while (short := below(high) < q).any():
+        low, high = np.where(short, high, low), np.where(short, 2.0 * high, high)
+    while (apart := high - low > 1.0).any():
+        middle = np.where(apart, np.floor(0.5 * (low + high)), high)
+        short = apart & (below(middle) < q)
+        low, high = np.where(short, middle, low), np.where(short | ~apart, high, middle)
+    return high

@@ -8,13 +8,13 @@ from typing import Unpack
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.calibration.options import Moves, PlanOptions, options_of
+from equipoise.calibration.aims import aimed
+from equipoise.calibration.options import Aim, Moves, PlanOptions, options_of
 from equipoise.fitting.fit import fit
 from equipoise.models.problem import Problem
 from equipoise.models.verbs import moments
 from equipoise.theory.moments import Moments
 from equipoise.theory.stationary import Stationary, max_stable_step, stationary
-from equipoise.theory.targets import target_matrix
 from equipoise.theory.tuning import tune
 
 __all__ = ["Preview", "preview"]
@@ -97,6 +97,8 @@ def preview(
     moves = options_of(Moves, options, PlanOptions)
     fitted = fit(problem, tuning_rows=rows, seed=seed)
     found = moments(problem, fitted, tuning_rows=rows, seed=seed)
-    dynamics, wanted = moves.dynamics(found.n), target_matrix(target, found)
+    aim = options_of(Aim, options, PlanOptions)
+    here = problem.at_constant(fitted.constant)
+    dynamics, wanted = moves.dynamics(found.n), aimed(here, found if rows is None else None, found, target, aim).matrix
     law = tune(found, wanted, dynamics).predicted if step is None else stationary(found, step, dynamics)
     return Preview(found, law, wanted, target)

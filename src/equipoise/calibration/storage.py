@@ -23,6 +23,7 @@ from equipoise.families.divergence import Beta
 from equipoise.families.family import FAMILIES
 from equipoise.families.robust import Huber, Pinball, StudentT
 from equipoise.fitting.certificate import Fit
+from equipoise.models.covariance import Covariance
 from equipoise.models.glm import GLM, Divergence
 from equipoise.models.layout import FlatLayout, Skeleton
 from equipoise.models.problem import Layout, Model
@@ -46,7 +47,8 @@ _RESULTS = ("worst_kurtosis", "skewness", "kurtosis")  # of the law; of these th
 _MAY_BE_NAN = {"draws", "law.mean_bias", *(f"result.{name}" for name in _RESULTS)}
 _STATE = ("position", "velocity", "rng", "shuffle")
 _TUNING = ("residual", "proxy", "structure", "distance", "fidelity")
-_PLAN = ("target_name", "chains", "draws", "thin", "burn_in", "ess", "seconds", "sampler")
+_PLAN = ("chains", "draws", "thin", "burn_in", "ess", "seconds", "sampler")
+_TARGET = ("kind", "by", "groups", "lags", "repaired", "df")
 _HALF = ("mean", "sd", "skewness")
 _CHAINS = ("names", "thin", "burn_in", "seed", "statistics", "independent")
 _DIVERGENCES: dict[str, Callable[..., Divergence]] = {kind.__name__: kind for kind in (Beta, Huber, Pinball, StudentT)}
@@ -96,6 +98,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         "dynamics": asdict(tuning.dynamics),
         "tuning": _picked(tuning, _TUNING),
         "plan": _picked(plan, _PLAN),
+        "target": _picked(plan.target, _TARGET),
         "chains": _picked(chains, _CHAINS),
         "state": [{"step": state.step, "hits": state.hits} for state in chains.state],
         "layout": frame,
@@ -149,8 +152,10 @@ def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
     theta, flat = _floats(stored, "theta"), _floats(stored, "flat") if "flat" in stored else None
     fit = Fit(theta=theta, flat=flat, params=layout.unflatten(theta), **_member(header, "fit", dict))
     considered = tuple(Candidate(**words) for words in _member(header, "candidates", list))
+    about = _member(header, "target", dict)
+    target = Covariance(matrix=tuning.target, **{**about, "by": tuple(about["by"]), "groups": tuple(about["groups"])})
     plan = Plan(
-        model=_model(header["model"], stored), fit=fit, moments=moments, tuning=tuning, candidates=considered,
+        target=target, model=_model(header["model"], stored), fit=fit, moments=moments, tuning=tuning, candidates=considered,
         **_member(header, "plan", dict),
     )  # fmt: skip
     about = _member(header, "chains", dict)

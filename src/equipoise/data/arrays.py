@@ -10,6 +10,7 @@ import numpy as np
 
 from equipoise.arrays import Array, Index, Mask
 from equipoise.checks import checked_options, shown
+from equipoise.data.marks import Marks, marked
 from equipoise.data.source import chosen_rows, digest_of, ordered_reduce
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, blocks
@@ -23,6 +24,7 @@ __all__ = ["Rows", "as_rows", "require_weights", "rows"]
 _LARGEST_COUNT = 2.0**53
 # Beyond it third derivatives, in which columns are cubed, leave the range of the numbers.
 _LARGEST = 1e100
+_ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time"}
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class Rows:
         How the columns were made from a table, or None when they were given as arrays.
     frequency
         How many observations each row stands for, (rows,) or None for one each.
+    marks
+        The clusters each row belongs to and its time, or None.
     """
 
     x: Array
@@ -53,6 +57,7 @@ class Rows:
     response: str = "y"
     design: Design | None = None
     frequency: Array | None = None
+    marks: Marks | None = None
 
     @property
     def n(self) -> int:
@@ -78,6 +83,7 @@ class Rows:
             weights=None if self.weights is None else self.weights[index],
             offset=None if self.offset is None else self.offset[index],
             frequency=None if self.frequency is None else self.frequency[index],
+            marks=None if self.marks is None else self.marks.take(index),
         )
 
     def counted(self, times: Array) -> Rows:
@@ -98,6 +104,7 @@ class Rows:
         weights = [part.weights for part in parts if part.weights is not None]
         offset = [part.offset for part in parts if part.offset is not None]
         counted = any(part.frequency is not None for part in parts)
+        marks = [part.marks for part in parts if part.marks is not None]
         return replace(
             first,
             x=np.concatenate([part.x for part in parts]),
@@ -105,6 +112,7 @@ class Rows:
             weights=np.concatenate(weights) if weights else None,
             offset=np.concatenate(offset) if offset else None,
             frequency=np.concatenate([part.counts for part in parts]) if counted else None,
+            marks=Marks.joined(marks) if marks else None,
         )
 
     def blocks(self, width: int | None = None) -> Iterator[Rows]:
@@ -123,6 +131,16 @@ class Rows:
             return self.take(chosen)
         return replace(self, frequency=None).take(np.searchsorted(np.cumsum(self.frequency), chosen, side="right"))
 
+    def marked(self, clusters: object = None, time: object = None) -> Rows:
+        """The rows with clusters and times beside them, by name where they are kept or as arrays."""
+        return replace(self, marks=marked(self.height, self.marks, clusters, time))
+
+    def by_time(self) -> Rows:
+        """The rows in the order of their times; rows of the same time as they are."""
+        if self.marks is None or self.marks.time is None or bool(np.all(np.diff(self.marks.time) >= 0.0)):
+            return self
+        return self.take(np.argsort(self.marks.time, kind="stable"))
+
     def fingerprint(self) -> str:
         """A digest of every number."""
         counts = [] if self.frequency is None else [self.frequency]
@@ -138,6 +156,8 @@ def rows(
     frequency: Any = None,
     offset: Any = None,
     names: Sequence[str] | None = None,
+    clusters: Any = None,
+    time: Any = None,
 ) -> Rows:
     """Check arrays (or pandas objects) and make them `Rows`.
 
@@ -157,6 +177,11 @@ def rows(
         (rows,) known part of the linear predictor; None means zeros.
     names
         Names of the columns.
+    clusters
+        To which cluster each row belongs, for covariances that allow for what rows of one cluster share: one label per
+        row, or several such arrays (a list, a mapping of names to arrays, a DataFrame) for more than one way.
+    time
+        When each row was observed, for covariances that allow for what neighbours in time share: numbers or dates.
 
     Returns
     -------
@@ -188,6 +213,7 @@ def rows(
         names=labels,
         response=str(getattr(y, "name", None) or "y"),
         frequency=None if frequency is None else _vector("frequency", frequency, n),
+        marks=marked(n, None, clusters, time),
     )
     taking = _taking_part(made.weights, made.frequency)
     made = made if taking is None else made.take(taking)
@@ -263,7 +289,7 @@ def _labels(x: Any, names: Sequence[str] | None, dim: int) -> tuple[str, ...]:
 
 
 def as_rows(data: Any) -> Rows:
-    """Accept `Rows`, an `(x, y)` pair, or a mapping with keys x, y and optionally weights, frequency, offset.
+    """Accept `Rows`, an `(x, y)` pair, or a mapping of the arguments of `rows`: x, y and optionally weights and others.
 
     Raises
     ------
@@ -274,7 +300,7 @@ def as_rows(data: Any) -> Rows:
         return data
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return rows(data[0], data[1])
-    if isinstance(data, dict) and {"x", "y"} <= data.keys() <= {"x", "y", "weights", "frequency", "offset"}:
+    if isinstance(data, dict) and {"x", "y"} <= data.keys() <= _ARGUMENTS:
         return rows(**data)
     raise InvalidInput(
         "data",

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Index
+from equipoise.data.marks import Marks, marked
 from equipoise.data.source import chosen_rows, digest_of, ordered_reduce
 from equipoise.linalg import Sums
 
@@ -32,12 +33,15 @@ class Columns:
         The arrays.
     names
         One name per array.
+    marks
+        The clusters each row belongs to and its time, or None.
     """
 
     leaves: tuple[NDArray[np.generic], ...]
     names: tuple[str, ...]
     response: str = "y"
     design: Design | None = None
+    marks: Marks | None = None
 
     @property
     def n(self) -> int:
@@ -46,7 +50,8 @@ class Columns:
 
     def take(self, index: Index | slice) -> Columns:
         """The rows at `index`; for a slice, views of them."""
-        return replace(self, leaves=tuple(leaf[index] for leaf in self.leaves))
+        marks = None if self.marks is None else self.marks.take(index)
+        return replace(self, leaves=tuple(leaf[index] for leaf in self.leaves), marks=marks)
 
     def blocks(self, width: int | None = None) -> Iterator[Columns]:
         """Views of the rows, at most `width` numbers to be made of each."""
@@ -61,6 +66,16 @@ class Columns:
     def sample(self, count: int, seed: int) -> Columns:
         """`count` rows drawn without replacement, in their original order."""
         return self.take(chosen_rows(self.n, count, seed))
+
+    def marked(self, clusters: object = None, time: object = None) -> Columns:
+        """The rows with clusters and times beside them."""
+        return replace(self, marks=marked(self.n, self.marks, clusters, time))
+
+    def by_time(self) -> Columns:
+        """The rows in the order of their times; rows of the same time as they are."""
+        if self.marks is None or self.marks.time is None:
+            return self
+        return self.take(np.argsort(self.marks.time, kind="stable"))
 
     def fingerprint(self) -> str:
         """A digest of every number."""

@@ -72,6 +72,14 @@ class Source(Protocol[Block]):
         """A digest that changes with any row."""
         ...
 
+    def marked(self, clusters: object = None, time: object = None) -> Source[Block]:
+        """The same rows with clusters and times beside them (`Marks` of every block), by name or as arrays."""
+        ...
+
+    def by_time(self) -> Source[Block]:
+        """The same rows in the order of their times; where they cannot be sorted, as they are."""
+        ...
+
 
 def ordered_reduce(parts: Sequence[Block], f: Callable[[Block], Sums], threads: int | None = None) -> Sums:
     """Σ f(part), on threads when there are parts enough; the order of the sums is that of the parts.

@@ -19,6 +19,7 @@ from equipoise.data.design import Design, as_numbers, evaluated, learnt_encoding
 from equipoise.data.formula import Reading, parsed, require_room
 from equipoise.data.frames import as_frame, incomplete, picked, require_complete, require_finite, without_lagged
 from equipoise.data.grammar import FUNCTIONS, UserFunction, user_functions
+from equipoise.data.marks import named_columns
 from equipoise.data.wording import brief, listed
 from equipoise.errors import EquipoiseWarning, InvalidInput
 
@@ -83,6 +84,8 @@ def table(
     offset: Any = None,
     missing: str = "raise",
     context: Mapping[str, UserFunction] | None = None,
+    clusters: Any = None,
+    time: Any = None,
 ) -> Rows:
     """Turn a table into rows by a formula.
 
@@ -114,6 +117,11 @@ def table(
     context
         Functions of your own that the formula may call, by name; each maps columns to a column, row by row. They are
         kept with the design in memory; a run whose formula calls any cannot be saved.
+    clusters
+        To which cluster each row belongs: the name of a column, several names, or one label per row of the table (or
+        several such arrays). See `eq.data.rows`.
+    time
+        When each row was observed: the name of a column, or one number or date per row of the table.
 
     Returns
     -------
@@ -137,7 +145,8 @@ def table(
     sides, reading = parsed(formula, functions)
     frame = as_frame(read_table(data) if isinstance(data, (str, Path)) else data)
     beside = _beside(frame, {"weights": weights, "frequency": frequency, "offset": offset})
-    part = _taking_part(picked(frame, reading.columns), beside, missing, reading)
+    marks = _marks(frame, clusters, time)
+    part = _taking_part(picked(frame, reading.columns), beside, marks, missing, reading)
     values, known, response_levels = _typed(part.chosen, reading)
     require_room(sides, reading, functions, known)
     left, right, spec = _matrices(sides, values, reading, functions, part.times)
@@ -146,7 +155,7 @@ def table(
         warnings.warn(
             f"{part.dropped} of {len(frame)} rows with missing values were left out.", EquipoiseWarning, stacklevel=2
         )
-    made = rows(right, left.iloc[:, 0], **part.numbers)
+    made = rows(right, left.iloc[:, 0], **part.numbers, **part.marked)
     design = Design(
         formula=formula,
         columns=known,
@@ -166,7 +175,13 @@ class _Part:
 
     chosen: pd.DataFrame
     beside: pd.DataFrame
+    marks: dict[str, pd.DataFrame]
     dropped: int
+
+    @property
+    def marked(self) -> dict[str, Any]:
+        """Clusters and times, as far as given."""
+        return {name: frame if name == "clusters" else frame.iloc[:, 0] for name, frame in self.marks.items()}
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -189,7 +204,8 @@ class _Part:
                 "missing values in every row",
                 "fill them, or use other columns",
             )
-        return _Part(self.chosen[kept], self.beside[kept], self.dropped + int((~kept).sum()))
+        marks = {name: frame[kept] for name, frame in self.marks.items()}
+        return _Part(self.chosen[kept], self.beside[kept], marks, self.dropped + int((~kept).sum()))
 
 
 def _beside(frame: pd.DataFrame, options: Mapping[str, Any]) -> pd.DataFrame:
@@ -204,7 +220,31 @@ def _beside(frame: pd.DataFrame, options: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(columns, index=pd.RangeIndex(len(frame)))
 
 
-def _taking_part(chosen: pd.DataFrame, beside: pd.DataFrame, missing: str, reading: Reading) -> _Part:
+def _marks(frame: pd.DataFrame, clusters: Any, time: Any) -> dict[str, pd.DataFrame]:
+    """Clusters and times, as far as given, one row for each of the table."""
+    import pandas as pd
+
+    made = {}
+    for name, given in (("clusters", clusters), ("time", time)):
+        if given is None:
+            continue
+        if named_columns(given, len(frame)):
+            made[name] = picked(frame, [given] if isinstance(given, str) else list(given), name)
+        elif hasattr(given, "columns"):
+            made[name] = given.reset_index(drop=True)
+        else:
+            several = isinstance(given, (list, tuple)) and all(np.ndim(way) == 1 for way in given)
+            ways = list(given) if several else [given]
+            names = [str(getattr(way, "name", None) or f"{name} {k + 1}") for k, way in enumerate(ways)]
+            made[name] = pd.DataFrame(
+                {label: vector(name, way, len(frame)) for label, way in zip(names, ways, strict=True)}
+            )
+    return made
+
+
+def _taking_part(
+    chosen: pd.DataFrame, beside: pd.DataFrame, marks: dict[str, pd.DataFrame], missing: str, reading: Reading
+) -> _Part:
     """The rows that count for something and of which, once the others were dropped or refused, nothing is missing."""
     weighted, given = np.ones(len(chosen), dtype=bool), [name for name in ("weights", "frequency") if name in beside]
     for name in given:
@@ -212,10 +252,11 @@ def _taking_part(chosen: pd.DataFrame, beside: pd.DataFrame, missing: str, readi
     if not weighted.any():
         raise InvalidInput(", ".join(given), "positive for some row", "zero for every row", "check the weights")
     if missing == "raise":
-        for frame in (chosen, beside):
+        for frame in (chosen, beside, *marks.values()):
             require_complete(frame[weighted], "drop or fill those rows, or fit with missing='drop'")
-    part = _Part(chosen[weighted], beside[weighted], 0)
-    part = part.at(~(incomplete(part.chosen) | incomplete(part.beside)))
+    part = _Part(chosen[weighted], beside[weighted], {name: frame[weighted] for name, frame in marks.items()}, 0)
+    gaps = [incomplete(frame) for frame in (part.chosen, part.beside, *part.marks.values())]
+    part = part.at(~np.any(gaps, axis=0))
     if reading.lags and len(part.chosen) < len(chosen):
         raise InvalidInput(
             "formula", "without lag() where rows in between are left out", shown(reading.text),

@@ -74,8 +74,8 @@ class Family:
         The negative log-likelihood as a function of the linear predictor, without constants.
     parameter
         The name of the one fixed constant `p[0]` (`scale`, `shape`, `dispersion`), or None.
-    mean
-        The inverse link.
+    mean, slope
+        The inverse link and its derivative.
     variance
         The response's variance as a function of its mean and `p`.
     link
@@ -92,6 +92,7 @@ class Family:
     loss: ScalarLoss
     parameter: str | None
     mean: Callable[[Array], Array]
+    slope: Callable[[Array], Array]
     variance: Callable[[Array, Array], Array]
     link: Callable[[Array], Array]
     requirement: str
@@ -252,6 +253,7 @@ FAMILIES: dict[str, Family] = {
         loss=ScalarLoss("gaussian", gaussian_value, gaussian_d1, gaussian_d2, gaussian_d3),
         parameter="scale",
         mean=lambda eta: eta,
+        slope=np.ones_like,
         variance=lambda mu, p: np.full_like(mu, p[0] ** 2),
         link=lambda mu: mu,
         requirement="finite numbers",
@@ -265,6 +267,7 @@ FAMILIES: dict[str, Family] = {
         loss=ScalarLoss("bernoulli", bernoulli_value, bernoulli_d1, bernoulli_d2, bernoulli_d3),
         parameter=None,
         mean=sigmoid,
+        slope=lambda eta: sigmoid(eta) * sigmoid(-eta),
         variance=lambda mu, p: mu * (1.0 - mu),  # noqa: ARG005
         link=lambda mu: np.log(mu / (1.0 - mu)),
         requirement="between 0 and 1",
@@ -279,6 +282,7 @@ FAMILIES: dict[str, Family] = {
         loss=ScalarLoss("poisson", poisson_value, poisson_d1, poisson_d2, poisson_d3),
         parameter=None,
         mean=np.exp,
+        slope=np.exp,
         variance=lambda mu, p: mu,  # noqa: ARG005
         link=np.log,
         requirement="zero or positive",
@@ -292,6 +296,7 @@ FAMILIES: dict[str, Family] = {
         loss=ScalarLoss("gamma", gamma_value, gamma_d1, gamma_d2, gamma_d3),
         parameter="shape",
         mean=np.exp,
+        slope=np.exp,
         variance=lambda mu, p: mu**2 / p[0],
         link=np.log,
         requirement="positive",
@@ -311,6 +316,7 @@ FAMILIES: dict[str, Family] = {
         ),
         parameter="dispersion",
         mean=np.exp,
+        slope=np.exp,
         variance=lambda mu, p: mu + p[0] * mu**2,
         link=np.log,
         requirement="zero or positive",

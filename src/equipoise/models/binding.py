@@ -32,6 +32,8 @@ def bind(
     offset: object = None,
     missing: str = "raise",
     context: Mapping[str, Callable[..., object]] | None = None,
+    clusters: object = None,
+    time: object = None,
 ) -> Problem:
     """Bind a model to its data, once for all verbs.
 
@@ -47,6 +49,9 @@ def bind(
         with `formula`.
     formula, weights, frequency, offset, missing, context
         How to read a table: see `eq.data.table`.
+    clusters, time
+        To which clusters rows belong and when they were observed, for targets that ask: column names of a table, names
+        a source keeps, or arrays.
 
     Returns
     -------
@@ -69,7 +74,7 @@ def bind(
             raise InvalidInput(
                 "data", "left out for a problem that is bound already", shown(type(data)), "leave it out"
             )
-        return model
+        return model.marked(clusters, time)
     if isinstance(model, type) or not isinstance(model, Model):
         given = getattr(model, "__name__", None) or shown(model)
         remedy = "make one with eq.glm(...), such as eq.glm('poisson'), or eq.Model(...)"
@@ -80,8 +85,9 @@ def bind(
         )
     if formula is not None:
         beside = {"weights": weights, "frequency": frequency, "offset": offset}
-        return model.bind(table(data, formula, **beside, missing=missing, context=context))
-    return model.bind(_source(data, weights, frequency, offset))
+        marks = {"clusters": clusters, "time": time}
+        return model.bind(table(data, formula, **beside, missing=missing, context=context, **marks))
+    return model.bind(_source(data, weights, frequency, offset)).marked(clusters, time)
 
 
 def _source(data: object, *beside: object) -> object:

@@ -33,6 +33,7 @@ from equipoise.models.passes import (
     weighted,
 )
 from equipoise.models.problem import Derivatives
+from equipoise.models.rowwise import LinearRowwise
 from equipoise.theory.bounds import BoundConstants
 from equipoise.theory.curvature import ImagePass
 from equipoise.theory.expansion import RankOneExpansion, expanded_rows
@@ -145,6 +146,16 @@ class LinearProblem:
                 "choose a size in that range",
             )
         return replace(self, source=self.source.sample(rows, seed))
+
+    def marked(self, clusters: object = None, time: object = None) -> Self:
+        """The same problem with clusters and times beside its rows."""
+        if clusters is None and time is None:
+            return self
+        return replace(self, source=self.source.marked(clusters, time))
+
+    def rowwise(self, theta: Array) -> LinearRowwise:
+        """Scores and curvatures of single rows."""
+        return LinearRowwise(self.settled(theta).model, theta)
 
     def identified(self, theta: Array) -> LinearProblem:
         """A regression whose Hessian is singular is not fitted at all, so that nothing is left out."""

@@ -7,7 +7,7 @@ A problem is the pivot of the library: model × source, bound once, with every c
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from equipoise.arrays import Array
 from equipoise.data.table import Design
@@ -26,6 +26,7 @@ __all__ = [
     "Problem",
     "Relaxation",
     "Rows",
+    "Rowwise",
     "Scaled",
     "Search",
     "Title",
@@ -89,6 +90,30 @@ class Rows(Protocol):
 
     def fingerprint(self) -> str:
         """A digest that changes with any row."""
+        ...
+
+
+class Rowwise(Protocol):
+    """Scores and curvatures of the rows of a block at one θ; it travels to where the rows are."""
+
+    def scores(self, block: Any) -> Array:
+        """(rows, D): gradient of each row's loss, its weight included, its frequency not."""
+        ...
+
+    def counts(self, block: Any) -> Array:
+        """(rows,): how many observations each stands for."""
+        ...
+
+    def curvatures(self, block: Any) -> Array:
+        """(rows, D, D): Hessian of each row's loss, its weight included, its frequency not."""
+        ...
+
+    def information(self, block: Any) -> Array:
+        """(D, D): what leverages are shares of, summed over the observations of the block, without the prior."""
+        ...
+
+    def inflated(self, block: Any, vectors: Array, root: Array, power: float) -> Array:
+        """v_n (1 − l_n)^−power for every row's vector, l_n its leverage against the information (R Rᵀ)⁻¹, R the root."""
         ...
 
 
@@ -233,6 +258,14 @@ class Problem(Protocol):
 
     def subsample(self, rows: int, seed: int) -> Self:
         """The same problem on a random subset of rows, still weighing the regulariser by the full N."""
+        ...
+
+    def marked(self, clusters: object = None, time: object = None) -> Self:
+        """The same problem with clusters and times beside its rows; itself when neither is given."""
+        ...
+
+    def rowwise(self, theta: Array) -> Rowwise:
+        """Scores and curvatures of single rows at θ; a constant that is open is settled there."""
         ...
 
     def identified(self, theta: Array) -> Problem:

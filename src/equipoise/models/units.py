@@ -89,6 +89,14 @@ class _InUnit:
         """The same rows as of the other source, changed."""
         return replace(self, source=self.source.sample(count, seed))
 
+    def marked(self, clusters: object = None, time: object = None) -> _InUnit:
+        """The same rows with clusters and times beside them."""
+        return replace(self, source=self.source.marked(clusters, time))
+
+    def by_time(self) -> _InUnit:
+        """The same rows in the order of their times."""
+        return replace(self, source=self.source.by_time())
+
     def fingerprint(self) -> str:
         """A digest that changes with any row."""
         return f"{self.source.fingerprint()}/{self.change.unit!r}"

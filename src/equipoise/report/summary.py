@@ -93,7 +93,7 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
         *((("Response", calibration.response),) if calibration.title.kind == "Family" else ()),
         (calibration.title.kind, calibration.title.name),
         ("Rows", f"{plan.moments.n:,}"),
-        ("Target", plan.target_name),
+        ("Target", plan.target.words),
         ("Sampler", sampler_name(calibration)),
         ("Batch size", f"{dynamics.batch_size:,}"),
         ("Chains x draws", f"{plan.chains} x {plan.draws:,}"),

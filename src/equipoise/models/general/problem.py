@@ -23,6 +23,7 @@ from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import InvalidInput
 from equipoise.linalg import FLAT, Sums, curvature_axes, symmetric
 from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature
+from equipoise.models.general.rowwise import GeneralRowwise
 from equipoise.models.general.search import GeneralSearch
 from equipoise.models.general.structure import Structure
 from equipoise.models.problem import Derivatives
@@ -150,6 +151,16 @@ class GeneralProblem:
                 "tuning_rows", f"between 1 and the number of rows, {self.source.n}", rows, "choose a size in range"
             )
         return replace(self, source=self.source.sample(rows, seed))
+
+    def marked(self, clusters: object = None, time: object = None) -> Self:
+        """The same problem with clusters and times beside its rows."""
+        if clusters is None and time is None:
+            return self
+        return replace(self, source=self.source.marked(clusters, time))
+
+    def rowwise(self, theta: Array) -> GeneralRowwise:
+        """Scores and curvatures of single rows."""
+        return GeneralRowwise(self, theta)
 
     def identified(self, theta: Array) -> GeneralProblem:
         """The problem restricted to the directions its loss curves along at a minimiser, which is its new start.

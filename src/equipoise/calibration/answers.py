@@ -1,0 +1,335 @@
+"""What people ask of a run once it is there: tables, intervals, tests, other covariances.
+
+Each of these functions is a method of `Calibration`, which takes them over as they are. All are closed forms: the
+estimate, a covariance of it (the target, unless another is asked for), and a normal or Student law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import chdtrc, fdtrc, ndtr, ndtri, stdtr, stdtrit
+
+from equipoise.arrays import Array
+from equipoise.calibration.hypotheses import Restrictions, restrictions
+from equipoise.checks import checked_options, flag, nearest, one_of, probability
+from equipoise.errors import InvalidInput
+from equipoise.linalg import symmetric
+from equipoise.models.covariance import Covariance
+from equipoise.models.passes import predictor
+from equipoise.models.robust import CLUSTERED, KINDS, PLAIN, covariance, from_moments
+from equipoise.theory.targets import TARGETS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from equipoise.calibration.calibration import Calibration
+
+__all__ = [
+    "WaldTest",
+    "bse",
+    "combine",
+    "conf_int",
+    "confint",
+    "cov_params",
+    "covariance_of",
+    "critical",
+    "fittedvalues",
+    "params",
+    "pvalues",
+    "resid",
+    "table_of",
+    "tidy",
+    "vcov",
+    "wald",
+]
+
+_OPTIONS = {"clusters": None, "time": None, "lags": None, "small_sample": True}  # of `vcov`, with their defaults
+_DEPENDENT = 1e-10  # relative size below which a restriction adds nothing to the others
+
+
+@dataclass(frozen=True)
+class WaldTest:
+    """A test of linear hypotheses.
+
+    Attributes
+    ----------
+    statistic
+        χ², or F.
+    df
+        Degrees of freedom: the number of restrictions.
+    df_denominator
+        Those of the denominator of F; None for χ².
+    p_value
+        The probability of a larger statistic, were the hypotheses true.
+    words
+        The hypotheses.
+    covariance
+        What the covariance of the estimate is called.
+    """
+
+    statistic: float
+    df: int
+    df_denominator: float | None
+    p_value: float
+    words: tuple[str, ...]
+    covariance: str
+
+    def __str__(self) -> str:
+        law = f"chi2({self.df})" if self.df_denominator is None else f"F({self.df}, {self.df_denominator:g})"
+        return (
+            f"{law} = {self.statistic:.4g}, p = {self.p_value:.4g}, of {', '.join(self.words)}; "
+            f"covariance: {self.covariance}"
+        )
+
+    __repr__ = __str__
+
+
+def covariance_of(cal: Calibration, kind: str | None, **options: Any) -> Covariance:
+    """A covariance of the run's estimate: the target, or any other, without another fit; options are those of `vcov`.
+
+    Raises
+    ------
+    InvalidInput
+        If it needs the rows, and the run was loaded or sent without them.
+    """
+    for name in options:
+        if name not in _OPTIONS:
+            remedy = nearest(name, _OPTIONS) or f"choose from {', '.join(_OPTIONS)}"
+            raise InvalidInput(name, "an option of vcov", "no such option", remedy)
+    given = {name: value for name, value in options.items() if value is not _OPTIONS[name]}
+    target = cal.plan.target
+    if kind is None and not given:
+        return target
+    if kind is None:
+        kind = target.kind if target.kind in CLUSTERED else "CRV1"
+    one_of("kind", kind, (*TARGETS, *KINDS))
+    if kind in PLAIN and not given:
+        return from_moments(cal.plan.moments, kind, cal.title.name == "gaussian")
+    return covariance(cal.require_problem(), cal.moments_of_all, kind, **given)
+
+
+@checked_options
+def vcov(
+    self: Calibration,
+    kind: str | None = None,
+    clusters: object = None,
+    *,
+    time: object = None,
+    lags: int | None = None,
+    small_sample: bool | str = True,
+) -> Array:
+    """A covariance of the estimate, without another fit.
+
+    Parameters
+    ----------
+    kind
+        Any of `eq.robust`, or `"sandwich"`, `"posterior"`, `"bayesbag"`; None for the target of the run. With clusters
+        alone, `"CRV1"`.
+    clusters, time, lags, small_sample
+        See `eq.robust`: names that the data were read with, or arrays.
+
+    Returns
+    -------
+    (D, D) array
+    """
+    options = {"clusters": clusters, "time": time, "lags": lags, "small_sample": small_sample}
+    return covariance_of(self, kind, **options).matrix
+
+
+@checked_options
+def tidy(self: Calibration, level: float = 0.95, kind: str | None = None, **options: Any) -> pd.DataFrame:
+    """The coefficient table as a DataFrame, one row per parameter.
+
+    Parameters
+    ----------
+    level
+        Probability of the intervals.
+    kind, **options
+        Another covariance than the target: see `vcov`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        term, estimate, std_error, statistic, p_value, conf_low, conf_high. The law is Student's with clusters less one
+        degrees of freedom for clustered covariances, with N − D for HC1 to HC3 and the posterior of squared loss, and
+        normal otherwise.
+    """
+    every = np.eye(len(self.names))
+    return table_of(self.names, self.fit.theta, every, covariance_of(self, kind, **options), level)
+
+
+@checked_options
+def combine(
+    self: Calibration,
+    expressions: str | Sequence[str] | ArrayLike,
+    level: float = 0.95,
+    kind: str | None = None,
+    **options: Any,
+) -> pd.DataFrame:
+    """Linear combinations of parameters with their intervals.
+
+    Parameters
+    ----------
+    expressions
+        Such as `"a + 2*b, a - b"`, in the words of `test`, or a matrix of as many columns as parameters.
+    level, kind, **options
+        As for `tidy`.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Like that of `tidy`, one row per combination.
+    """
+    rows = restrictions(expressions, self.names, "expressions")
+    estimate = rows.matrix @ self.fit.theta - rows.value
+    return table_of(rows.words, estimate, rows.matrix, covariance_of(self, kind, **options), level)
+
+
+def table_of(terms: Sequence[str], estimate: Array, gradients: Array, cov: Covariance, level: float) -> pd.DataFrame:
+    """Estimates with errors, tests against zero and intervals; `gradients` (rows, D) are by the parameters."""
+    import pandas as pd  # slow to import: only those who ask for a table pay for it
+
+    error = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", gradients, cov.matrix, gradients), 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        statistic = estimate / error
+    reach = critical(probability("level", level), cov.df) * error
+    tail = ndtr(-np.abs(statistic)) if cov.df is None else stdtr(cov.df, -np.abs(statistic))
+    return pd.DataFrame(
+        {
+            "term": list(terms),
+            "estimate": estimate,
+            "std_error": error,
+            "statistic": statistic,
+            "p_value": 2.0 * tail,
+            "conf_low": estimate - reach,
+            "conf_high": estimate + reach,
+        }
+    )
+
+
+def critical(level: float, df: float | None) -> float:
+    """Standard errors to either side of an interval of that probability."""
+    upper = 0.5 * (1.0 + level)
+    return float(ndtri(upper) if df is None else stdtrit(df, upper))
+
+
+@checked_options
+def confint(self: Calibration, level: float = 0.95, kind: str | None = None, **options: Any) -> pd.DataFrame:
+    """Intervals of every parameter: estimate ± t or z times its standard error; columns lower and upper.
+
+    Parameters
+    ----------
+    level, kind, **options
+        As for `tidy`.
+    """
+    made = tidy(self, level, kind, **options).set_index("term")
+    return made[["conf_low", "conf_high"]].set_axis(["lower", "upper"], axis=1).rename_axis(None)
+
+
+@checked_options
+def wald(
+    self: Calibration,
+    hypothesis: str | Sequence[str] | ArrayLike | tuple[ArrayLike, ArrayLike],
+    use_f: bool = False,
+    kind: str | None = None,
+    **options: Any,
+) -> WaldTest:
+    """Wald's test of linear hypotheses, one or several together.
+
+    Parameters
+    ----------
+    hypothesis
+        In words, such as `"distance = 0, C(zone)[T.2] = C(zone)[T.3]"`; or a matrix R for R θ = 0, or a pair (R, r).
+    use_f
+        F in place of χ²: with clusters less one degrees of freedom in the denominator for clustered covariances, else
+        N − D.
+    kind, **options
+        Another covariance than the target: see `vcov`.
+
+    Returns
+    -------
+    WaldTest
+        statistic, df, p_value.
+
+    Raises
+    ------
+    InvalidInput
+        If hypotheses repeat each other, or are more than the covariance has variance for.
+    """
+    rows, cov = restrictions(hypothesis, self.names), covariance_of(self, kind, **options)
+    q = len(rows.matrix)
+    away = rows.matrix @ self.fit.theta - rows.value
+    spread = symmetric(rows.matrix @ cov.matrix @ rows.matrix.T)
+    _require_testable(rows, spread, cov)
+    square = float(away @ np.linalg.solve(spread, away))
+    if not flag("use_f", use_f):
+        return WaldTest(square, q, None, float(chdtrc(q, square)), rows.words, cov.words)
+    left = float(self.plan.moments.n - len(self.names)) if cov.df is None else cov.df
+    return WaldTest(square / q, q, left, float(fdtrc(q, left, square / q)), rows.words, cov.words)
+
+
+def _require_testable(rows: Restrictions, spread: Array, cov: Covariance) -> None:
+    q, rank = len(rows.matrix), int(np.linalg.matrix_rank(rows.matrix))
+    if rank < q:
+        raise InvalidInput(
+            "hypothesis", "made of restrictions that do not repeat each other", f"{q}, of which {rank} count",
+            "leave the others out",
+        )  # fmt: skip
+    scale = np.sqrt(np.diag(spread))
+    if scale.min() <= 0.0 or np.linalg.eigvalsh(spread / np.outer(scale, scale))[0] < _DEPENDENT:
+        raise InvalidInput(
+            "hypothesis", f"of fewer restrictions than {cov.words} has variance for ({cov.rank})",
+            f"{q} restrictions", "test fewer together, or use another covariance (kind=...)",
+        )  # fmt: skip
+
+
+# --- Under the names that statsmodels' users type ------------------------------------------------------
+
+
+def params(self: Calibration) -> pd.Series[float]:
+    """The estimate, by name."""
+    import pandas as pd
+
+    return pd.Series(self.fit.theta, index=list(self.names), name="params")
+
+
+def bse(self: Calibration) -> pd.Series[float]:
+    """Standard errors: of the target."""
+    import pandas as pd
+
+    return pd.Series(np.sqrt(np.diag(self.plan.target.matrix)), index=list(self.names), name="bse")
+
+
+def pvalues(self: Calibration) -> pd.Series[float]:
+    """p-values of the hypotheses that a parameter is zero, each alone."""
+    return tidy(self).set_index("term")["p_value"].rename("pvalues").rename_axis(None)
+
+
+def fittedvalues(self: Calibration) -> Array:
+    """The mean response of every row of the fit, which are read for it."""
+    model, source = self.require_glm(), self.require_linear().source
+    return np.concatenate([model.family.mean(predictor(rows, self.fit.theta)) for rows in source.blocks()])
+
+
+def resid(self: Calibration) -> Array:
+    """The response of every row of the fit less its mean."""
+    return np.concatenate([rows.y for rows in self.require_linear().source.blocks()]) - fittedvalues(self)
+
+
+def cov_params(self: Calibration) -> pd.DataFrame:
+    """The target, by name."""
+    import pandas as pd
+
+    return pd.DataFrame(self.plan.target.matrix, index=list(self.names), columns=list(self.names))
+
+
+@checked_options
+def conf_int(self: Calibration, alpha: float = 0.05) -> pd.DataFrame:
+    """Intervals of probability 1 − alpha, in columns 0 and 1: `confint` for those used to it."""
+    probability("alpha", alpha)
+    return confint(self, 1.0 - alpha).set_axis([0, 1], axis=1)

@@ -1,0 +1,210 @@
+"""What stands beside a row and no loss looks at: the clusters it belongs to, and when it was observed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.arrays import Array, Index
+from equipoise.checks import nearest, shown
+from equipoise.errors import InvalidInput
+
+__all__ = ["Labels", "Marks", "labels_of", "marked", "named_columns", "times_of"]
+
+# whole numbers, the same for the same cluster in every block of a source
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Clusters and times of rows.
+
+    Attributes
+    ----------
+    names
+        What the ways of clustering are called.
+    labels
+        (rows, ways) whole numbers: rows with the same one belong together, wherever they are.
+    time, clock
+        (rows,) when each was observed, or None; and what that is called.
+    """
+
+    names: tuple[str, ...]
+    labels: Labels
+    time: Array | None = None
+    clock: str = "time"
+
+    def take(self, index: Index | slice) -> Marks:
+        """Those of the rows at `index`."""
+        return replace(self, labels=self.labels[index], time=None if self.time is None else self.time[index])
+
+    @staticmethod
+    def joined(parts: Sequence[Marks]) -> Marks:
+        """Those of blocks of one source, one after the other."""
+        times = [part.time for part in parts if part.time is not None]
+        return replace(
+            parts[0],
+            labels=np.concatenate([part.labels for part in parts]),
+            time=np.concatenate(times) if times else None,
+        )
+
+    def chosen(self, names: Sequence[str]) -> Marks:
+        """Some of the ways of clustering.
+
+        Raises
+        ------
+        InvalidInput
+            If one is not kept.
+        """
+        for name in names:
+            if name not in self.names:
+                kept = f"one of {', '.join(self.names)}" if self.names else "given when the data were read"
+                remedy = nearest(name, self.names) or f"read the data with clusters={name!r}, or pass one label per row"
+                raise InvalidInput("clusters", kept, repr(name), remedy)
+        return replace(self, names=tuple(names), labels=self.labels[:, [self.names.index(name) for name in names]])
+
+
+def marked(height: int, known: Marks | None, clusters: Any, time: Any) -> Marks | None:
+    """The marks of `height` rows: those known, with clusters and times that are given by name or as arrays.
+
+    Parameters
+    ----------
+    height
+        Number of rows.
+    known
+        What the rows have already, or None.
+    clusters
+        Names of known clusters; or one label per row, several such arrays in a list, the columns of a matrix or of a
+        DataFrame, or a mapping of names to arrays. None keeps what is known.
+    time
+        One number or date per row, or the name of the known ones; None keeps what is known.
+    """
+    if clusters is None and time is None:
+        return known
+    have = known or Marks((), np.zeros((height, 0), dtype=np.int64))
+    if named_columns(clusters, height):
+        have = have.chosen([clusters] if isinstance(clusters, str) else list(clusters))
+    elif clusters is not None:
+        ways = _ways(clusters, height)
+        table = [labels_of(_of_height("clusters", way, height), name) for name, way in ways.items()]
+        have = replace(have, names=tuple(ways), labels=np.column_stack(table))
+    if isinstance(time, str):
+        if have.time is None or time != have.clock:
+            remedy = f"read the data with time={time!r}, or pass one number or date per row"
+            raise InvalidInput("time", "given when the data were read", repr(time), remedy)
+        return have
+    if time is None:
+        return have
+    clock = str(getattr(time, "name", None) or "time")
+    return replace(have, time=times_of(_of_height("time", time, height), "time"), clock=clock)
+
+
+def named_columns(clusters: Any, height: int) -> bool:
+    """Whether clusters are given by name: a word, or a list of words that are not one per row."""
+    if isinstance(clusters, (list, tuple)):
+        return 0 < len(clusters) != height and all(isinstance(name, str) for name in clusters)
+    return isinstance(clusters, str)
+
+
+def _ways(clusters: Any, height: int) -> dict[str, Any]:
+    """Arrays of labels by name."""
+    if isinstance(clusters, Mapping):
+        return {str(name): way for name, way in clusters.items()}
+    if hasattr(clusters, "columns"):
+        return {str(name): clusters[name] for name in clusters.columns}
+    several = isinstance(clusters, (list, tuple)) and all(np.ndim(way) == 1 for way in clusters)
+    if not several:
+        array = clusters if hasattr(clusters, "name") else np.asarray(clusters)
+        several = np.ndim(array) == 2
+        clusters = list(np.asarray(array).T) if several else [array]
+    if not clusters:
+        raise InvalidInput("clusters", f"one label per row, {height}", "none", "pass a vector")
+    names = [str(getattr(way, "name", None) or f"cluster {k + 1}") for k, way in enumerate(clusters)]
+    if len(set(names)) < len(names):
+        names = [f"cluster {k + 1}" for k in range(len(names))]
+    return {
+        "cluster" if name == "cluster 1" and len(names) == 1 else name: way
+        for name, way in zip(names, clusters, strict=True)
+    }
+
+
+def _of_height(name: str, values: Any, height: int) -> Any:
+    given = np.shape(values)
+    if given != (height,):
+        raise InvalidInput(
+            name,
+            f"one value per row that takes part, ({height},)",
+            f"shape {given}",
+            "match it to the rows; given to eq.data.rows or eq.data.table, it loses the rows they leave out",
+        )
+    return values
+
+
+def labels_of(values: Any, name: str = "clusters") -> Labels:
+    """Labels as whole numbers that depend on the label alone: the same in every block, file and process.
+
+    Whole numbers stand for themselves, dates for their nanoseconds, text for a hash of 64 bits.
+
+    Raises
+    ------
+    InvalidInput
+        If one is missing.
+    """
+    kind = getattr(getattr(values, "dtype", None), "kind", None)
+    array = np.asarray(values) if kind not in (None, "O") else None
+    if array is not None and array.dtype.kind in "iub":
+        return array.astype(np.int64)
+    if array is not None and array.dtype.kind == "f":
+        _require_known(name, np.isnan(array))
+        number = array.astype(np.float64)
+        whole = (number == np.floor(number)) & (np.abs(number) < 2.0**53)
+        return np.where(whole, np.where(whole, number, 0.0).astype(np.int64), number.view(np.int64))
+    if array is not None and array.dtype.kind == "M":
+        _require_known(name, np.isnat(array))
+        return array.astype("datetime64[ns]").view(np.int64)
+    import pandas as pd  # slow to import: only those whose labels are words pay for it
+
+    series = pd.Series(values).reset_index(drop=True)
+    _require_known(name, series.isna().to_numpy(dtype=bool))
+    if series.dtype == object or isinstance(series.dtype, pd.CategoricalDtype):
+        series = series.astype(object).infer_objects()
+    if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iubfM":
+        return labels_of(series.to_numpy(), name)
+    text = series.astype(str).to_numpy(dtype=object)
+    return pd.util.hash_array(text, categorize=True).view(np.int64)
+
+
+def times_of(values: Any, name: str = "time") -> Array:
+    """Times as numbers, dates as nanoseconds.
+
+    Raises
+    ------
+    InvalidInput
+        If one is missing, or neither a number nor a date.
+    """
+    array = np.asarray(values)
+    if array.dtype.kind not in "iubfM":
+        import pandas as pd
+
+        try:
+            array = pd.to_datetime(pd.Series(values)).to_numpy()
+        except (ValueError, TypeError) as error:
+            raise InvalidInput(name, "numbers or dates", shown(values), "convert it") from error
+    if array.dtype.kind == "M":
+        _require_known(name, np.isnat(array))
+        array = array.astype("datetime64[ns]").view(np.int64)
+    number = array.astype(np.float64)
+    _require_known(name, ~np.isfinite(number))
+    return number
+
+
+def _require_known(name: str, missing: Any) -> None:
+    if missing.any():
+        where = ", ".join(str(row) for row in np.flatnonzero(missing)[:5])
+        raise InvalidInput(
+            name, "without missing values", f"{int(missing.sum())}, at rows {where}", "fill or drop them"
+        )

@@ -1,0 +1,169 @@
+"""Covariances that allow for what rows of one cluster share: sums by cluster, and the jackknife that leaves one out.
+
+Sums of scores take G·D numbers for G clusters, those of curvatures G·D²; clusters may span blocks.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.data.marks import Labels, Marks
+from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.linalg import symmetric
+from equipoise.models.covariance import Covariance, left, pulled
+from equipoise.models.problem import Rowwise
+from equipoise.theory.moments import Moments
+
+__all__ = ["Grouped", "clustered"]
+
+_LEAST = 1e-8  # smallest eigenvalue a repaired matrix is given, in units of its one-way parts' variances
+_CHANGED = 1e-6  # relative change of a standard error that a repair is reported from
+_SINGULAR = 1e-10  # share of the information that is left without a cluster, below which it counts as none
+
+
+class Grouped:
+    """Sums by cluster: `labels` (G, ways), ascending, and one row of sums for each. Adding joins those of two blocks."""
+
+    def __init__(self, labels: Labels, sums: Array) -> None:
+        self.labels, self.sums = labels, sums
+
+    @staticmethod
+    def of(labels: Labels, rows: Array) -> Grouped:
+        """Sums of the rows of one block."""
+        known, which = np.unique(labels, axis=0, return_inverse=True)
+        order = np.argsort(which, kind="stable")
+        starts = np.searchsorted(which[order], np.arange(len(known)))
+        return Grouped(known, np.add.reduceat(rows[order], starts, axis=0))
+
+    def __add__(self, other: Grouped) -> Grouped:
+        if np.array_equal(self.labels, other.labels):
+            self.sums += other.sums
+            return self
+        known, which = np.unique(np.concatenate([self.labels, other.labels]), axis=0, return_inverse=True)
+        sums, here = np.zeros((len(known), self.sums.shape[1])), len(self.labels)
+        sums[which[:here]] = self.sums
+        sums[which[here:]] += other.sums
+        return Grouped(known, sums)
+
+
+class _GroupedSums(NamedTuple):
+    by_cluster: Grouped
+
+
+@dataclass(frozen=True)
+class _ClusterPass:
+    """Observations, scores and, where asked for, curvatures of each cluster."""
+
+    rowwise: Rowwise
+    ways: tuple[int, ...]
+    bent: bool
+
+    def __call__(self, block: Any) -> _GroupedSums:
+        """The sums over one block."""
+        counts, scores = self.rowwise.counts(block), self.rowwise.scores(block)
+        parts = [np.ones((len(counts), 1)), scores]
+        if self.bent:
+            parts.append(self.rowwise.curvatures(block).reshape(len(counts), -1))
+        rows = np.concatenate(parts, axis=1)
+        rows *= counts[:, None]
+        return _GroupedSums(Grouped.of(block.marks.labels[:, list(self.ways)], rows))
+
+
+def clustered(problem: Any, rowwise: Rowwise, moments: Moments, kind: str, small_sample: bool | str) -> Covariance:
+    """CRV1 or CRV3 by the clusters that the rows of the problem are marked with: see `eq.robust`."""
+    names = _require_clusters(problem, kind)
+    wanted = [(0,)] if len(names) == 1 else [(0,), (1,), (0, 1)]
+    parts, groups = [], []
+    for ways in wanted:
+        bent = kind == "CRV3"
+        sums = problem.source.reduce(
+            _ClusterPass(rowwise, ways, bent), moments.dim ** (2 if bent else 1)
+        ).by_cluster.sums
+        groups.append(len(sums))
+        if len(sums) < 2:
+            raise InvalidInput("clusters", "at least two", f"all rows in one ({names[ways[0]]})", "use HC1")
+        scores = sums[:, 1 : 1 + moments.dim] - sums[:, :1] * moments.mean_score
+        parts.append(_jackknife(moments, sums, scores) if bent else pulled(moments, scores.T @ scores))
+    factors = [_factor(kind, count, min(groups), moments, small_sample) for count in groups]
+    counts, df = tuple(groups[: len(names)]), min(groups) - 1.0
+    if len(names) == 1:
+        return Covariance(factors[0] * parts[0], kind, names, counts, df=df)
+    one, two, both = (factor * part for factor, part in zip(factors, parts, strict=True))
+    matrix, repaired = _repaired(one + two - both, np.sqrt(np.diag(one + two)))
+    return Covariance(matrix, kind, names, counts, repaired=repaired, df=df)
+
+
+def _require_clusters(problem: Any, kind: str) -> tuple[str, ...]:
+    first: Marks | None = next(iter(problem.source.blocks())).marks
+    names = () if first is None else first.names
+    if not names:
+        raise InvalidInput(
+            "clusters",
+            f"given for {kind}",
+            "none",
+            "pass clusters= a column of the table, or one label per row",
+        )
+    most = 2 if kind == "CRV1" else 1
+    if len(names) > most:
+        raise InvalidInput(
+            "clusters", f"at most {most} way{'s' if most > 1 else ''} for {kind}", f"{len(names)}: {', '.join(names)}",
+            "choose among them with clusters=" if kind == "CRV1" else "use CRV1, or one of them",
+        )  # fmt: skip
+    return names
+
+
+def _factor(kind: str, groups: int, fewest: int, moments: Moments, small_sample: bool | str) -> float:
+    """The small-sample factor of one way of clustering."""
+    if small_sample is False:
+        return 1.0
+    G = fewest if small_sample == "min" else groups
+    if kind == "CRV3":
+        return (G - 1.0) / G
+    return G / (G - 1.0) * (moments.n - 1.0) / left(moments.n, moments.dim)
+
+
+def _jackknife(moments: Moments, sums: Array, scores: Array) -> Array:
+    """Σ (θ_(g) − θ̂)(θ_(g) − θ̂)ᵀ, θ_(g) one Newton step from θ̂ without cluster g and its share of the prior."""
+    dim, n = moments.dim, moments.n
+    prior = moments.hessian - moments.loss_hessian
+    root = np.linalg.inv(np.linalg.cholesky(n * moments.hessian)).T
+    moved, alone = np.empty_like(scores), 0
+    for g, (row, score) in enumerate(zip(sums, scores, strict=True)):
+        inside = row[1 + dim :].reshape(dim, dim) + row[0] * prior
+        # what is left without the cluster, in units of the whole: eigenvalues between 0 and 1 where the loss is convex
+        values, axes = np.linalg.eigh(np.eye(dim) - symmetric(root.T @ inside @ root))
+        kept = np.abs(values) > _SINGULAR
+        alone += not kept.all()
+        moved[g] = root @ (axes[:, kept] @ ((axes[:, kept].T @ (root.T @ score)) / values[kept]))
+    if alone:
+        warnings.warn(
+            f"CRV3: without {alone} of the {len(sums)} clusters some parameters could not be estimated; along those "
+            "directions they stay where they are (a generalised inverse).",
+            EquipoiseWarning,
+            stacklevel=2,
+        )
+    return symmetric(moved.T @ moved)
+
+
+def _repaired(matrix: Array, scale: Array) -> tuple[Array, float]:
+    """A two-way matrix with the eigenvalues below a small number raised to it, and by how much that changed an error."""
+    unit = symmetric(matrix) / np.outer(scale, scale)
+    values, axes = np.linalg.eigh(unit)
+    if values[0] >= _LEAST:
+        return symmetric(matrix), 0.0
+    raised = symmetric((axes * np.maximum(values, _LEAST)) @ axes.T)
+    before, after = np.sqrt(np.maximum(np.diag(unit), 0.0)), np.sqrt(np.diag(raised))
+    changed = float(np.max((after - before) / after))
+    if changed > _CHANGED:
+        warnings.warn(
+            f"two-way clusters: the matrix is not positive definite (smallest eigenvalue {values[0]:.2g} in units of the "
+            f"one-way variances), and was repaired: standard errors rose by up to {changed:.1%}.",
+            EquipoiseWarning,
+            stacklevel=2,
+        )
+    return raised * np.outer(scale, scale), changed

@@ -1,0 +1,253 @@
+"""Robust covariances of an estimate: heteroskedastic, clustered, autocorrelated (theory §3).
+
+All are H⁻¹ M H⁻¹ with a middle matrix M of scores, made by sums over blocks of rows. Scores are centred, as those of the
+sandwich are: each observation carries its share of the prior, whose pull would otherwise count as noise.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.checks import one_of, shown, whole
+from equipoise.data.marks import Marks
+from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.linalg import symmetric
+from equipoise.models.binding import verb
+from equipoise.models.clustered import clustered
+from equipoise.models.covariance import Covariance, left, pulled
+from equipoise.models.problem import Problem, Rowwise
+from equipoise.models.verbs import moments as take_moments
+from equipoise.models.verbs import settle
+from equipoise.theory.moments import Moments
+from equipoise.theory.targets import TARGETS, sandwich
+
+__all__ = ["CLUSTERED", "KINDS", "PLAIN", "Covariance", "covariance", "from_moments", "robust"]
+
+CLUSTERED = ("CRV1", "CRV3")
+PLAIN = (*TARGETS, "HC0", "HC1")  # those that moments are enough for
+KINDS = ("HC0", "HC1", "HC2", "HC3", *CLUSTERED, "HAC")
+_STUDENT = ("posterior", "HC1", "HC2", "HC3")  # kinds whose squared-loss standard errors go with t of N − D
+_POWER = {"HC2": 0.5, "HC3": 1.0}
+
+
+@verb
+def robust(
+    problem: Problem,
+    params: object,
+    *,
+    kind: str = "HC0",
+    clusters: object = None,
+    time: object = None,
+    lags: int | None = None,
+    small_sample: bool | str = True,
+) -> Array:
+    """A robust covariance of the estimate, from one or two passes over the rows.
+
+    Parameters
+    ----------
+    problem
+        A bound problem, or a model and its data.
+    params
+        The fit, or parameters like `Fit.params`.
+    kind
+        `"HC0"` is the sandwich, and `"HC1"` N/(N−D) times it. `"HC2"` and `"HC3"` divide each score by √(1−l) and by
+        1−l, with the leverages l of the weighted design (for a loss of your own: of its observed curvature).
+        `"CRV1"` adds scores up within clusters. `"CRV3"` is the jackknife that leaves out one cluster at a time, exactly
+        for squared loss, and otherwise by one Newton step from the estimate. `"HAC"` is Newey and West's for a time
+        series, with Bartlett weights.
+    clusters
+        For CRV1 and CRV3: names of clusters that the data were read with, or one label per row. CRV1 takes two ways:
+        the sum of both less that of their intersection, where it is not positive definite repaired with a warning.
+        Left out, those the data were read with.
+    time
+        For HAC: one number or date per row, by which rows are ordered; left out, that the data were read with, or
+        else the order of the rows. Rows are taken to be equally far apart.
+    lags
+        For HAC: the largest lag; ⌊4 (N/100)^(2/9)⌋ when left out.
+    small_sample
+        Factors of the clustered kinds: True takes G/(G−1)·(N−1)/(N−D) for CRV1, each way with its own number of
+        clusters G (as statsmodels), and (G−1)/G for CRV3; `"min"` the smallest G for all ways (as fixest); False none.
+
+    Returns
+    -------
+    (D, D) array
+
+    Raises
+    ------
+    InvalidInput
+        If the kind needs clusters and there are none or one, or a row's leverage is 1.
+
+    Examples
+    --------
+    >>> import equipoise as eq
+    >>> rng = np.random.default_rng(0)
+    >>> x, firm = np.column_stack([np.ones(60), rng.normal(size=60)]), np.repeat(np.arange(12), 5)
+    >>> y = rng.poisson(np.exp(0.3 + 0.2 * rng.normal(size=12)[firm]))
+    >>> fit = eq.fit(eq.glm("poisson"), (x, y))
+    >>> eq.robust(eq.glm("poisson"), (x, y), fit, kind="CRV1", clusters=firm).shape
+    (2, 2)
+    """
+    here, values = settle(problem, params)
+    theta = here.flatten(values)
+    here = here.settled(theta)
+    found = covariance(here, take_moments(here, values), kind, clusters, time, lags, small_sample)
+    if found.rank < len(theta):
+        warnings.warn(
+            f"{found.words}: with {len(theta)} parameters the matrix is singular. Standard errors and tests of fewer "
+            "parameters than clusters are as usual; a chain cannot have it as its covariance.",
+            EquipoiseWarning,
+            stacklevel=4,
+        )
+    return found.matrix
+
+
+def covariance(
+    problem: Problem,
+    moments: Moments,
+    kind: str,
+    clusters: object = None,
+    time: object = None,
+    lags: int | None = None,
+    small_sample: bool | str = True,
+) -> Covariance:
+    """A covariance by name, with where it comes from; `moments` are those of all rows at the estimate.
+
+    Raises
+    ------
+    InvalidInput
+        If options do not go with the kind.
+    """
+    one_of("kind", kind, (*KINDS, *TARGETS))
+    _require_own(kind, clusters, time, lags, small_sample)
+    df = _degrees(moments, kind, problem.quadratic)
+    if kind in PLAIN:
+        return from_moments(moments, kind, problem.quadratic)
+    n = moments.n
+    here = problem.marked(clusters, time)
+    rowwise = here.rowwise(moments.params)
+    if kind in _POWER:
+        return Covariance(pulled(moments, _leveraged(here, rowwise, moments, _POWER[kind])), kind, df=df)
+    if kind == "HAC":
+        lags = int(4.0 * (n / 100.0) ** (2.0 / 9.0)) if lags is None else whole("lags", lags, 0, "leave it out")
+        return Covariance(pulled(moments, _smoothed(here, rowwise, moments, lags)), kind, lags=lags)
+    return clustered(here, rowwise, moments, kind, small_sample)
+
+
+def from_moments(moments: Moments, kind: str, quadratic: bool) -> Covariance:
+    """One of the kinds that need no rows."""
+    df, n = _degrees(moments, kind, quadratic), moments.n
+    if kind in TARGETS:
+        return Covariance(TARGETS[kind](moments), kind, df=df)
+    return Covariance(sandwich(moments) * (n / left(n, moments.dim) if kind == "HC1" else 1.0), kind, df=df)
+
+
+def _degrees(moments: Moments, kind: str, quadratic: bool) -> float | None:
+    """N − D as in least squares; elsewhere the normal law is as good a guess."""
+    left = moments.n - moments.dim
+    return float(left) if quadratic and left > 0 and kind in _STUDENT else None
+
+
+def _require_own(kind: str, clusters: object, time: object, lags: int | None, small_sample: bool | str) -> None:
+    """Refuse options that the kind would not look at, and factors that are not known."""
+    for name, value, kinds in (("clusters", clusters, CLUSTERED), ("time", time, ("HAC",)), ("lags", lags, ("HAC",))):
+        if value is not None and kind not in kinds:
+            raise InvalidInput(
+                name, f"left out for {kind}, which does not look at it", shown(value), f"use {' or '.join(kinds)}"
+            )
+    if not isinstance(small_sample, (bool, str)) or small_sample not in (True, False, "min"):
+        raise InvalidInput("small_sample", "True, False or 'min'", shown(small_sample), "choose one of them")
+
+
+# --- Heteroskedastic ----------------------------------------------------------------------------------
+
+
+class _Matrix(NamedTuple):
+    total: Array
+
+
+@dataclass(frozen=True)
+class _InformationPass:
+    """Σ of the information that leverages are shares of."""
+
+    rowwise: Rowwise
+
+    def __call__(self, block: Any) -> _Matrix:
+        """The sum over one block."""
+        return _Matrix(self.rowwise.information(block))
+
+
+@dataclass(frozen=True)
+class _LeveragedPass:
+    """Σ of squares of scores, each over a power of 1 − leverage, less their mean."""
+
+    rowwise: Rowwise
+    mean: Array
+    root: Array
+    power: float
+
+    def __call__(self, block: Any) -> _Matrix:
+        """The sum over one block."""
+        scores = self.rowwise.inflated(block, self.rowwise.scores(block), self.root, self.power) - self.mean
+        return _Matrix((scores * self.rowwise.counts(block)[:, None]).T @ scores)
+
+
+def _leveraged(problem: Any, rowwise: Rowwise, moments: Moments, power: float) -> Array:
+    width = moments.dim**2
+    information = problem.source.reduce(_InformationPass(rowwise), width).total
+    total = symmetric(information) + moments.n * (moments.hessian - moments.loss_hessian)
+    root = np.linalg.inv(np.linalg.cholesky(total)).T
+    return symmetric(problem.source.reduce(_LeveragedPass(rowwise, moments.mean_score, root, power), width).total)
+
+
+# --- Autocorrelated -----------------------------------------------------------------------------------
+
+
+def _smoothed(problem: Any, rowwise: Rowwise, moments: Moments, lags: int) -> Array:
+    """Σ_l k(l) (Γ_l + Γ_lᵀ) with Bartlett's k, in one pass over the rows in the order of time."""
+    dim, total = moments.dim, np.zeros((moments.dim, moments.dim))
+    # a product with the recent past, weighted: lag 0 enters half, so that the sum with its transpose has it once
+    weights = 1.0 - np.arange(lags + 1) / (lags + 1.0)
+    weights[0] = 0.5
+    recent, last, tied = np.zeros((0, dim)), -np.inf, 0
+    for block in problem.source.by_time().blocks(dim * 2):
+        tied += _ties(block.marks, last)
+        if block.marks is not None and block.marks.time is not None:
+            last = float(block.marks.time[-1])
+        if np.any(rowwise.counts(block) != 1.0):
+            raise InvalidInput(
+                "frequency", "left out for HAC, where each row is one time", "counts above 1", "write the rows out"
+            )
+        scores = rowwise.scores(block) - moments.mean_score
+        joined, carried, size = np.concatenate([recent, scores]), len(recent), len(scores)
+        past = weights[0] * scores
+        for lag in range(1, min(lags, carried + size - 1) + 1):
+            first = max(0, lag - carried)
+            past[first:] += weights[lag] * joined[carried + first - lag : carried + size - lag]
+        total += scores.T @ past
+        recent = joined[max(0, len(joined) - lags) :]
+    if tied:
+        warnings.warn(
+            f"HAC: {tied} rows have the time of the row before them; they were taken in the order of the table, each as "
+            "a time of its own. For several units observed over time use clusters.",
+            EquipoiseWarning,
+            stacklevel=2,
+        )
+    return total + total.T
+
+
+def _ties(marks: Marks | None, last: float) -> int:
+    """Rows of a block with the time of the one before; times must not fall."""
+    if marks is None or marks.time is None:
+        return 0
+    steps = np.diff(marks.time, prepend=last)
+    if np.any(steps < 0.0):
+        raise InvalidInput(
+            "time", "such that rows are already in its order, where they cannot be sorted in memory",
+            f"{int(np.sum(steps < 0.0))} rows that are earlier than the one before", "sort the files by it",
+        )  # fmt: skip
+    return int(np.sum(steps == 0.0))
