@@ -129,7 +129,7 @@ def test_combinations(name):
         data = eq.data.rows(x, y, weights=rng.uniform(0.5, 2.0, len(y)), offset=0.2 * rng.normal(size=len(y)))
     problem = eq.bind(eq.glm(family, **case.get("model", {})), data)
     moments = eq.moments(problem, eq.fit(problem))
-    dynamics = eq.Dynamics(**{"batch_size": 64, "gradient": "control-variate", **case.get("dynamics", {})})
+    dynamics = eq.Dynamics(**{"batch_size": 96, "gradient": "control-variate", **case.get("dynamics", {})})
     tuning = eq.tune(moments, "posterior", dynamics, noise=case.get("noise", "completed"), step=case.get("step"))
     thin = max(1, int(tuning.predicted.iact() // 4))
     chains = eq.sample(
@@ -158,7 +158,8 @@ def test_losses_of_ones_own_by_leverage():
     problem = eq.bind(model, {"x": x[:, 1:], "y": y})
     moments = eq.moments(problem, eq.fit(problem))
     for batches in ("independent", "leverage"):
-        dynamics = eq.Dynamics(150, gradient="control-variate", batches=batches)
+        size = 150 if batches == "leverage" else 800
+        dynamics = eq.Dynamics(size, gradient="control-variate", batches=batches)
         tuning = eq.tune(moments, "sandwich", dynamics, noise="completed", step=0.5 * np.linalg.inv(moments.hessian))
         assert excess(run(problem, tuning, draws=20_000), tuning) <= 1.0
         twin = eq.bind(eq.glm("poisson", prior_precision=1.0), (x, y))
