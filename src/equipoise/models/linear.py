@@ -345,7 +345,7 @@ class LinearCurvature:
     def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
         """Σ f(h_n (x_nᵀv) Rᵀx_n)."""
         part = ImagesPass(self.problem.model, self.theta, vectors, root, self.leverage, f)
-        return self.problem.source.reduce(part, vectors.size)
+        return self.problem.source.reduce(part)
 
     def sampled(self, count: int) -> LinearCurvature:
         """The same of so many rows at most."""

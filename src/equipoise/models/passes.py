@@ -259,8 +259,8 @@ class ImagesPass(Generic[Sums]):
         """Sums over one block."""
         loss, eta = self.model.loss, predictor(rows, self.theta)
         h = weighted(rows, loss.d2(eta, rows.y, loss.constants))
-        images = (h * (self.vectors @ rows.x.T))[:, :, None] * (rows.x @ self.root)
-        return self.f(images, None if self.leverage is None else self.leverage.emphasis(rows.x, h), rows.counts)
+        emphasis = None if self.leverage is None else self.leverage.emphasis(rows.x, h)
+        return self.f.rank_one(h * (self.vectors @ rows.x.T), rows.x @ self.root, emphasis, rows.counts)
 
 
 class CrossSums(NamedTuple):

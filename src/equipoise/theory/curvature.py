@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -15,9 +14,22 @@ from equipoise.theory.expansion import Expansion, FullExpansion, expanded_rows
 __all__ = ["Curvature", "DenseCurvature", "ImagePass", "emphasis"]
 
 
-# Sums over a block of rows of what their Hessians make of some vectors (m, rows, D), given also 1/(N p_n) of rows drawn by
-# leverage, and how often each row counts.
-ImagePass: TypeAlias = Callable[[Array, Array | None, Array], Sums]
+SumsOut = TypeVar("SumsOut", bound=tuple[object, ...], covariant=True)
+
+
+class ImagePass(Protocol[SumsOut]):
+    """Sums over a block of rows, given what their Hessians make of some vectors.
+
+    `emphasis` is 1/(N p_n) of rows drawn by leverage, None for rows drawn alike; `counts` how often each row counts.
+    """
+
+    def __call__(self, images: Array, emphasis: Array | None, counts: Array) -> SumsOut:
+        """Of any rows; images (m, rows, D)."""
+        ...
+
+    def rank_one(self, scale: Array, x: Array, emphasis: Array | None, counts: Array) -> SumsOut:
+        """Of rows whose images are multiples scale (m, rows) of x (rows, D)."""
+        ...
 
 
 class Curvature(Protocol):

@@ -34,9 +34,9 @@ __all__ = ["HEAVY", "Tails", "kurtosis", "smallest_batch", "tails_along", "worst
 
 HEAVY = 0.3  # the largest excess kurtosis in the worst direction that is called close to normal
 _SAMPLED = 2048  # rows on which the direction with the heaviest tails is looked for
-_CLIMBS = 12  # steps of that search
+_CLIMBS = 10  # steps of that search
 _STARTS = 4  # leading directions of the curvature noise it starts from
-_KEPT = 2  # of those directions, and of what was found from them, that are looked at in all rows
+_WORTH = 1.05  # factor by which a direction must be worse than others to be looked at in all rows too
 _AT_ONCE = 1 << 22  # numbers in the matrices Q of the directions of one pass
 
 
@@ -129,6 +129,19 @@ class _TailPass:
         gram = np.stack([weighted_gram(part, share) for part in w])
         return _TailSums(float(counts.sum()), along**2 @ share, (along * s) @ share, s**2 @ share, gram)
 
+    def rank_one(self, scale: Array, x: Array, emphasis: Array | None, counts: Array) -> _TailSums:
+        """The same where w_n is a multiple of x_n minus the centre: no image is written out."""
+        share = counts if emphasis is None else counts / emphasis
+        c = self.centre
+        scale = scale if emphasis is None else scale * emphasis
+        along = scale * (self.axes @ x.T) - np.einsum("md,md->m", c, self.axes)[:, None]
+        square, length = np.einsum("nd,nd->n", x, x), np.einsum("md,md->m", c, c)[:, None]
+        s = scale**2 * square - 2.0 * scale * (c @ x.T) + length
+        cross = ((scale * share) @ x)[:, :, None] * c[:, None, :]
+        gram = np.stack([weighted_gram(x, row) for row in scale**2 * share]) - (cross + cross.transpose(0, 2, 1))
+        gram += share.sum() * c[:, :, None] * c[:, None, :]
+        return _TailSums(float(counts.sum()), along**2 @ share, (along * s) @ share, s**2 @ share, gram)
+
 
 class _ClimbSums(NamedTuple):
     """Σ (uᵀΣw_n)² and half its gradient along each direction."""
@@ -153,6 +166,10 @@ class _ClimbPass:
         slope = np.einsum("mnd,mn->md", w[:m], along * share)
         back = np.einsum("mnd,mn->md", w[m:], along * share) @ self.transposed.T
         return _ClimbSums(along**2 @ share, slope + back)
+
+    def rank_one(self, scale: Array, x: Array, emphasis: Array | None, counts: Array) -> _ClimbSums:
+        """The same, written out: the search is on few rows."""
+        return self(scale[:, :, None] * x, emphasis, counts)
 
 
 def _drawn(images: Array, centre: Array, emphasis: Array | None, counts: Array) -> tuple[Array, Array]:
@@ -230,8 +247,15 @@ def worst_tails(moments: Moments, cov: Array, rule: BatchRule, noise: Array) -> 
     here, operator = _Coordinates.of(moments, cov), moments.drawn(rule)
     pulled = here.unroot @ here.inverse @ noise @ here.inverse @ here.unroot.T
     top = eigh(symmetric(pulled))[1].T[::-1][:_STARTS]
-    found = here.climbed(operator.sampled(_SAMPLED), top)
-    return here.measured(operator, np.concatenate([top[:_KEPT], found[:_KEPT]]))
+    some = operator.sampled(_SAMPLED)
+    axes = np.concatenate([top, here.climbed(some, top)])
+    found = here.measured(some, axes)
+    # the top itself, whatever the sample says, what is worst there for γ = 1 at about the largest b, and for small γ
+    kept = {0, int(np.argmax(found.each(1.0, 1.0 / max(1.0, found.mean.max()))))}
+    longest = int(np.argmax(found.along))
+    if found.along[longest] > _WORTH * found.along[sorted(kept)].max():
+        kept.add(longest)
+    return here.measured(operator, axes[sorted(kept)])
 
 
 def kurtosis(law: Stationary) -> Array:
