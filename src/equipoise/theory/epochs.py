@@ -39,7 +39,7 @@ class Reshuffled(Stationary):
         return self._epoch.sizes.steps
 
     def cov_at(self, position: int) -> Array:
-        """The covariance after `position` batches of an epoch, from 0 to n: P_j (eq. 15.2)."""
+        """The covariance after `position` batches of an epoch, from 0 to n: P_j (theory eq. 15.2)."""
         return symmetric(self.modes.outward(self._epoch.at(self._position(position))[0, 0]))
 
     @cached_property
@@ -56,7 +56,7 @@ class Reshuffled(Stationary):
 
     @cached_property
     def shift(self) -> Array:
-        """μ̄ = −ω H⁻¹ U((I−Ā)H⁻¹): the mean's shift, averaged over the epoch, even for squared loss (eq. 15.6)."""
+        """μ̄ = −ω H⁻¹ U((I−Ā)H⁻¹): the mean's shift, averaged over the epoch, even for squared loss (theory eq. 15.6)."""
         return self.modes.basis @ self._epoch.shift(self._response)
 
     def shift_at(self, position: int) -> Array:
