@@ -82,6 +82,19 @@ def saved(frame, tmp_path_factory):
     return cal, cal.save(tmp_path_factory.mktemp("saved") / "run.eqz")
 
 
+def test_predicted_tails_and_shape_are_kept(saved, tmp_path) -> None:
+    cal, path = saved
+    law, loaded = cal.tuning.predicted, eq.load(path)
+    assert np.isfinite(law.skewness).all()
+    np.testing.assert_array_equal(loaded.tuning.predicted.skewness, law.skewness)
+    np.testing.assert_equal(loaded.tuning.predicted.worst_kurtosis, law.worst_kurtosis)
+    # that of every parameter only where it was asked for
+    assert "kurtosis" not in loaded.tuning.predicted.results
+    _ = law.kurtosis
+    again = eq.load(cal.save(tmp_path / "again.eqz"))
+    np.testing.assert_array_equal(again.tuning.predicted.kurtosis, law.kurtosis)
+
+
 def test_no_pickle(saved) -> None:
     _, path = saved
     header, arrays = read_archive(path)
