@@ -6,7 +6,7 @@ B (2−γ)/γ, with the smallest batch B for which the tails are no heavier than
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
@@ -143,7 +143,8 @@ def _smallest_batch(
         return min(ideal, MARGIN * 2.0 / (1.0 + b * rho))
 
     if not isinstance(moves.batch_size, str):
-        return moves.batch_size, step(min(moves.batch_size, n))
+        replace(one, batch_size=moves.batch_size).require_batch_within(n)
+        return int(moves.batch_size), step(moves.batch_size)
     tails = moments.tails(target, one)
 
     def light(size: int) -> bool:

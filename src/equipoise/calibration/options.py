@@ -86,6 +86,8 @@ class Moves:
             )
         if isinstance(self.batch_size, str) and self.batch_size != "auto":
             raise InvalidInput("batch_size", "'auto' or a whole number", repr(self.batch_size), "use 'auto'")
+        if not isinstance(self.batch_size, str):
+            whole("batch_size", self.batch_size, 1, "use 'auto'", "'auto' or ")
         if self.sampler == "control-variate":
             self._require_automatic()
 
