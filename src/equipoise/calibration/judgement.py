@@ -295,7 +295,8 @@ def _shape(c: Comparison) -> Check:
         )
     else:
         small = bool((np.abs(values) > limit * errors).any())
-        status, words = "ok", f"{words} is {'small' if small else 'what normal draws would show'}"
+        alike = "what normal draws would show" if abs(told) < error else f"as predicted ({told:+.2f})"
+        status, words = "ok", f"{words} is {'small' if small else alike}"
     return Check("shape", told, value, error, status, words)
 
 
