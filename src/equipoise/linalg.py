@@ -93,7 +93,7 @@ def weighted_gram(x: Array, weight: Array) -> Array:
 
 
 def quadratic_forms(x: Array, S: Array, root: Array | None) -> Array:
-    """x_nᵀ S x_n for every row; at half the cost, ‖Lᵀ x_n‖², when a lower triangular root S = L Lᵀ is given."""
+    """x_nᵀ S x_n for every row; at half the cost, ‖Lᵀ x_n‖², when a lower triangular root S = L Lᵀ is read in its place."""
     room = _ROOM.like(x)
     if root is None:
         np.matmul(x, S, out=room)

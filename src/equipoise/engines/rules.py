@@ -31,7 +31,9 @@ from equipoise.theory.dynamics import BatchRule, Dynamics, Epochs, Independent, 
 
 __all__ = [
     "DRAWINGS",
+    "IN_ORDER",
     "NOISES",
+    "NOWHERE",
     "Coordinates",
     "Draw",
     "Drawing",
@@ -47,8 +49,8 @@ __all__ = [
 ]
 
 
-# In place of the first row of a permutation that is to be made again.
-_UNKNOWN = np.uint32(2**32 - 1)
+# What no row's number is: the first of a permutation that is to be made again, the place of a row that has none yet.
+NOWHERE = np.uint32(2**32 - 1)
 
 
 class Urn(NamedTuple):
@@ -69,7 +71,7 @@ class Urn(NamedTuple):
     shuffle
         The generator as it was at the epoch's start.
     places
-        Where each row lies in the table; empty if row n is at n.
+        Where each row lies in the table, or `NOWHERE`; empty if row n is at n.
     """
 
     rows: int
@@ -133,7 +135,7 @@ def draw_next(rng: Words, step: int, urn: Urn, batch: Words) -> int:
     if position == 0:
         urn.shuffle[:] = rng
         permute(rng, urn.order)
-    elif urn.order[0] == _UNKNOWN:
+    elif urn.order[0] == NOWHERE:
         permute(urn.shuffle.copy(), urn.order)
     first = position * batch.size
     count = min(batch.size, urn.rows - first)
@@ -162,9 +164,11 @@ def noise_of(scales: Array) -> Noise:
     return NOISES[bool(scales.any())]
 
 
-def urn_for(
-    dynamics: Dynamics, rows: int, state: ChainState, lottery: Lottery, places: Permutation | None = None
-) -> Urn:
+# The places of rows that lie in their order.
+IN_ORDER: Permutation = np.empty(0, np.uint32)
+
+
+def urn_for(dynamics: Dynamics, rows: int, state: ChainState, lottery: Lottery, places: Permutation = IN_ORDER) -> Urn:
     """What a chain draws its next batches from; in the middle of an epoch that is the epoch's own permutation."""
     size, rule = dynamics.batch_size, dynamics.rule
     period = 0
@@ -172,9 +176,8 @@ def urn_for(
         period = rows // size if rule.drop_last else -(-rows // size)
     order = DRAWINGS[rule].order(rows)
     if period:
-        order[0] = _UNKNOWN
-    where = np.empty(0, np.uint32) if places is None else places
-    return Urn(rows, period, order, lottery.columns, np.empty(size, np.uint64), state.shuffle, where)
+        order[0] = NOWHERE
+    return Urn(rows, period, order, lottery.columns, np.empty(size, np.uint64), state.shuffle, places)
 
 
 class Coordinates(NamedTuple):

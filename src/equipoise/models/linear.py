@@ -240,12 +240,12 @@ class LinearProblem:
             scope=self._scope(radius),
         )
 
-    def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64") -> Engine:
+    def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64", touched: float = np.inf) -> Engine:
         """The compiled loop over whitened rows."""
         # the compiler is imported only by those who sample
         from equipoise.engines.numba.whiten import linear_engine
 
-        return linear_engine(self._regression(tuning), tuning, guard, storage)
+        return linear_engine(self._regression(tuning), tuning, guard, storage, touched=touched)
 
     def coupling(self, tuning: Tuning, guard: Guard) -> Coupling:
         """The same loop beside its quadratic proxy."""

@@ -127,7 +127,7 @@ class Leveraging:
     Attributes
     ----------
     root
-        R with H⁻¹ = R Rᵀ.
+        R with H⁻¹ = R Rᵀ, lower triangular.
     mean
         The mean leverage of all observations.
     """
@@ -137,8 +137,7 @@ class Leveraging:
 
     def of(self, x: Array, h: Array) -> Array:
         """Leverages of rows with these second derivatives."""
-        half = x @ self.root
-        return np.abs(h) * np.einsum("ni,ni->n", half, half)
+        return np.abs(h) * quadratic_forms(x, self.root, self.root)
 
     def emphasis(self, x: Array, h: Array) -> Array:
         """1/(N p_n)."""

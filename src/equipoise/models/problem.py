@@ -7,6 +7,7 @@ A problem is the pivot of the library: model × source, bound once, with every c
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from math import inf
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from equipoise.arrays import Array
@@ -292,8 +293,8 @@ class Problem(Protocol):
         """The constants of the Wasserstein bounds at a minimiser; `InvalidInput` where they are not known."""
         ...
 
-    def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64") -> Engine:
-        """What runs its chains."""
+    def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64", touched: float = inf) -> Engine:
+        """What runs its chains; `touched` is how many rows they are expected to draw, which changes no bit."""
         ...
 
     def coupling(self, tuning: Tuning, guard: Guard) -> Coupling:

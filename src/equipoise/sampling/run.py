@@ -107,7 +107,8 @@ def sample(
     seconds = predicted_seconds(chains, discard + draws * every, tuning.dynamics.batch_size, tuning.dim)
     require_possible(chains, draws, tuning.dim, seconds)
     ellipsoid = resolve_guard(problem, tuning, guard)
-    engine = problem.engine(tuning, ellipsoid, storage)
+    rows = chains * (discard + draws * every) * tuning.dynamics.batch_size
+    engine = problem.engine(tuning, ellipsoid, storage, rows)
     run = Run(engine, draws, every, discard, _starts(engine, tuning, chains, seed))
     if checkpoint is None:
         seconds = run.execute(workers, progress)

@@ -48,12 +48,14 @@ __all__ = [
     "WHOLE",
     "Fetch",
     "Pull",
+    "draw",
     "fetch_nothing",
     "fetch_rows",
     "lift_rows",
     "pull_dense",
     "pull_diagonal",
     "run",
+    "shake",
 ]
 
 # (rows, batch, start, stop): asks memory for the rows batch[start:stop].

@@ -47,7 +47,8 @@ from equipoise.engines.numba.kernel import (
 )
 from equipoise.engines.numba.table import SIDES, Cells, RowTable, padded, side_columns
 from equipoise.engines.numba.vector import LANES
-from equipoise.engines.rules import DRAWINGS, Urn, noise_of, urn_for
+from equipoise.engines.random import Permutation
+from equipoise.engines.rules import DRAWINGS, IN_ORDER, Urn, noise_of, urn_for
 from equipoise.families.family import ScalarLoss, V
 from equipoise.theory.dynamics import Dynamics
 
@@ -79,6 +80,8 @@ class LinearProgram:
         s: standard deviations of the injected noise, (D,).
     lottery
         What rows are drawn with when they are not drawn alike; its weights are part of `weights`.
+    places
+        Where each row lies in the table; by default in their order.
     guard_radius2, guard_metric, guard_bound
         R² (infinite: off), G (D, D) and its largest eigenvalue, which spares the form while ‖φ‖² is small.
     storage
@@ -100,6 +103,7 @@ class LinearProgram:
     guard_bound: float
     noise: Array
     lottery: Lottery = UNIFORM
+    places: Permutation = field(default_factory=lambda: IN_ORDER)
     storage: str = "float64"
     ahead: int | None = None
     table: RowTable = field(init=False, repr=False)
@@ -154,7 +158,7 @@ def advance(
     if out.size > len(out) and out.strides[1] != out.itemsize:
         raise ValueError("the rows of out must be contiguous")
     chain = _chain(state, program.table.dim)
-    urn = urn_for(program.dynamics, len(program.table.cells), state, program.lottery)
+    urn = urn_for(program.dynamics, len(program.table.cells), state, program.lottery, program.places)
     scratch, parts, call = _scratch(program), parts_of(program.dynamics.batch_size), _caller(program, chain, urn, lift)
     every = NEVER if thin is None else thin
     written, finite, end = 0, True, state.step + steps

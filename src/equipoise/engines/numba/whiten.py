@@ -5,36 +5,45 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from scipy.linalg import cholesky, eigh, solve, solve_triangular
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Index
 from equipoise.checks import one_of
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.engines.cost import threads_per_chain
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
 from equipoise.engines.lottery import UNIFORM, Lottery
+from equipoise.engines.numba.compiling import foreseer
 from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
 from equipoise.engines.numba.table import SIDES, RowTable
-from equipoise.engines.rules import coordinates
+from equipoise.engines.rules import DRAWINGS, IN_ORDER, NOWHERE, coordinates, noise_of, urn_for
 from equipoise.errors import InvalidInput
 from equipoise.families.family import ScalarLoss
 from equipoise.linalg import blocks, in_fixed_order
 
 if TYPE_CHECKING:
+    from equipoise.theory.dynamics import Gradient
     from equipoise.theory.tuning import Tuning
 
 __all__ = ["LinearCoupling", "LinearEngine", "Regression", "linear_coupling", "linear_engine"]
 
 # Part of every engine's identity: a change that alters bits gets a new one.
-_VERSION = "numba 3"
+_VERSION = "numba 4"
 # Rows are numbered by 32 bits.
 _MOST = 1 << 32
+# Numbers of a product, which is in cache, and what its height is a multiple of: the tiles of any BLAS.
+_PRODUCT, _MULTIPLE = 1 << 15, 64
+# Only the rows that are needed are whitened where tables have so many numbers and at most this share of rows is drawn.
+_LARGE, _SHARE = 1 << 20, 0.5
+# Rows that are taken from the data at once.
+_BROUGHT = 4096
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,7 @@ class LinearEngine:
     program: LinearProgram
     root: Array
     center: Array
+    supply: Supply | None = None
 
     def start(self, theta: Array, seed: np.random.SeedSequence) -> ChainState:
         """A chain at θ, at rest."""
@@ -96,6 +106,8 @@ class LinearEngine:
         threads: int = 1,
     ) -> list[Advance]:
         """Run every chain, each on a thread of its own or several, and store parameters; see `linear.advance`."""
+        if self.supply is not None:
+            self.supply.bring(self.program, states, steps)
         lift = lifting(self.root, self.center)
         shared = threads_per_chain(self.program.dynamics.batch_size, threads, len(states))
 
@@ -137,7 +149,12 @@ class LinearCoupling:
 
 @in_fixed_order
 def linear_engine(
-    regression: Regression, tuning: Tuning, guard: Guard, storage: str = "float64", ahead: int | None = None
+    regression: Regression,
+    tuning: Tuning,
+    guard: Guard,
+    storage: str = "float64",
+    ahead: int | None = None,
+    touched: float = np.inf,
 ) -> LinearEngine:
     """Whiten a regression for a step matrix.
 
@@ -152,6 +169,8 @@ def linear_engine(
         What to sample, the step matrix, and the guard's ellipsoid.
     storage, ahead
         How the rows are held and fetched; see `equipoise.engines.numba.linear.LinearProgram`.
+    touched
+        How many rows the chains are expected to touch: of many more, only those they do touch are whitened. It changes no bit.
 
     Raises
     ------
@@ -168,7 +187,13 @@ def linear_engine(
         curvature, U = eigh(curvature)
         root, curvature = np.ascontiguousarray(root @ U), np.maximum(curvature, 0.0)
     lottery = Lottery.of(regression.emphasis) if dynamics.rule.weighted else UNIFORM
-    table = _whitened(regression, root, tuning, lottery, storage)
+    whitener = Whitener.of(regression, root, tuning, lottery, storage)
+    table, supply, places = whitener.table, None, IN_ORDER
+    if _few(regression.source, touched):
+        supply = Supply(whitener, cast(Rows, regression.source))
+        places = supply.places
+    else:
+        whitener.put_all(regression.source)
     # with control variates what all rows together pull by; else the prior alone, the rows being part of a batch
     pull = n * regression.gradient if regression.gradient.size else regression.precision @ (center - regression.mean)
     half = solve_triangular(cholesky(guard.cov, lower=True), root, lower=True)
@@ -187,6 +212,7 @@ def linear_engine(
             dynamics=dynamics,
             noise=noise,
             lottery=lottery,
+            places=places,
             guard_radius2=guard.radius2,
             guard_metric=metric,
             guard_bound=float(np.linalg.eigvalsh(metric)[-1]),
@@ -195,6 +221,7 @@ def linear_engine(
         ),
         root,
         center,
+        supply,
     )
 
 
@@ -203,24 +230,98 @@ def linear_coupling(regression: Regression, tuning: Tuning, guard: Guard) -> Lin
     return LinearCoupling(linear_engine(regression, tuning, guard))
 
 
-def _whitened(regression: Regression, root: Array, tuning: Tuning, lottery: Lottery, storage: str) -> RowTable:
-    """The table of rows Lᵀ x_n, a row for each observation, and of each its predictor at θ̂, response and weight."""
-    source, center, sides = regression.source, tuning.center, SIDES[tuning.dynamics.estimator]
-    if source.n >= _MOST:
-        raise InvalidInput(
-            "data", "fewer than 2³² observations to sample from", f"{source.n:,}",
-            "sum smaller frequencies, or use sampler='gaussian'",
-        )  # fmt: skip
-    table, start = RowTable.blank(source.n, len(center), storage), 0
-    for rows in _expanded(source):
-        here = slice(start, start + rows.height)
-        table.put(here, rows.x @ root)
-        base = rows.x @ center if rows.offset is None else rows.x @ center + rows.offset
+def _few(source: Source[Rows], touched: float) -> bool:
+    """Whether so few rows of a large table in memory will be touched that the others are better left alone."""
+    return (
+        isinstance(source, Rows)
+        and source.frequency is None
+        and source.x.size >= _LARGE
+        and touched < _SHARE * source.n
+    )
+
+
+@dataclass(frozen=True)
+class Whitener:
+    """Writes rows Lᵀ x_n into a table, and beside each its predictor at θ̂, response and weight.
+
+    The bits of a row do not depend on which rows are whitened with it: products have one shape, whatever they are of.
+    """
+
+    loss: ScalarLoss
+    estimator: Gradient
+    root: Array
+    center: Array
+    emphasis: Array
+    table: RowTable
+    room: Array
+
+    @staticmethod
+    def of(regression: Regression, root: Array, tuning: Tuning, lottery: Lottery, storage: str) -> Whitener:
+        """With a table for every observation, still to be written."""
+        count = regression.source.n
+        if count >= _MOST:
+            raise InvalidInput(
+                "data", "fewer than 2³² observations to sample from", f"{count:,}",
+                "sum smaller frequencies, or use sampler='gaussian'",
+            )  # fmt: skip
+        center, estimator = tuning.center, tuning.dynamics.estimator
+        table = RowTable.blank(count, len(center), storage)
+        height = max(_MULTIPLE, _PRODUCT // len(center) // _MULTIPLE * _MULTIPLE)
+        room = np.zeros((2, height, len(center)))
+        return Whitener(regression.loss, estimator, root, center, lottery.weights, table, room)
+
+    def put(self, start: int, rows: Rows, index: Index | slice) -> None:
+        """Write rows to the places from `start` on; `index` says which observations they are."""
+        (block, product), base = self.room, np.empty(rows.height)
+        size = len(block)
+        for first in range(0, rows.height, size):
+            here = slice(first, min(first + size, rows.height))
+            count, x = here.stop - first, rows.x[here]
+            if count < size or not x.flags.c_contiguous:
+                block[:count] = x
+                x = block
+            np.matmul(x, self.root, out=product)
+            base[here] = (x @ self.center)[:count]
+            self.table.put(slice(start + first, start + here.stop), product[:count])
+        base = base if rows.offset is None else base + rows.offset
         weights = np.ones(rows.height) if rows.weights is None else rows.weights
-        weights = weights * lottery.weights[here] if lottery.weights.size else weights
-        table.sides[here] = sides(regression.loss, base, rows.y, weights)
-        start += rows.height
-    return table
+        weights = weights * self.emphasis[index] if self.emphasis.size else weights
+        made = SIDES[self.estimator](self.loss, base, rows.y, weights)
+        self.table.sides[start : start + rows.height] = made
+
+    def put_all(self, source: Source[Rows]) -> None:
+        """Write every observation in its own place."""
+        start = 0
+        for rows in _expanded(source):
+            self.put(start, rows, slice(start, start + rows.height))
+            start += rows.height
+
+
+class Supply:
+    """Whitens rows when a chain first needs them, in the order in which it does.
+
+    What a step draws does not depend on where a chain is, so that the rows of steps to come are known before they are run.
+    """
+
+    def __init__(self, whitener: Whitener, source: Rows) -> None:
+        self.whitener, self.source = whitener, source
+        self.places = np.full(source.n, NOWHERE)
+        # memory that is not written is not used
+        self._placed, self._count = np.empty(source.n, np.uint64), 0
+
+    @in_fixed_order
+    def bring(self, program: LinearProgram, states: Sequence[ChainState], steps: int) -> None:
+        """Have in place all rows that these chains will draw in so many steps."""
+        dynamics, before = program.dynamics, self._count
+        foresee = foreseer(DRAWINGS[dynamics.rule].draw, noise_of(program.noise).shake)
+        batch, noise = np.empty(dynamics.batch_size, np.uint64), np.array(program.noise)
+        for state in map(deepcopy, states):
+            urn = urn_for(dynamics, self.source.n, state, program.lottery, self.places)
+            now = int(state.step), int(steps)
+            self._count = int(foresee(state.rng, *now, urn, batch, noise, self._placed, self._count))
+        for first in range(before, self._count, _BROUGHT):
+            index = self._placed[first : min(first + _BROUGHT, self._count)].astype(np.intp)
+            self.whitener.put(first, self.source.take(index), index)
 
 
 def _expanded(source: Source[Rows]) -> Iterator[Rows]:

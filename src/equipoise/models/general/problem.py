@@ -232,10 +232,11 @@ class GeneralProblem:
         """The derivatives of a general loss have no known bounds."""
         raise _only_glm("whose derivatives have known bounds")
 
-    def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64") -> Engine:
+    def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64", touched: float = np.inf) -> Engine:
         """The compiled loop over the user's loss."""
         from equipoise.engines.jax.autodiff import Task, autodiff_engine
 
+        del touched  # the loop reads the data themselves
         if storage != "float64":
             raise InvalidInput("storage", "float64 for a loss of your own", repr(storage), "leave it out")
         parts = [part.leaves for part in self.source.blocks()]
