@@ -68,6 +68,22 @@ def test_round_trip_of_an_estimated_scale_and_independent_draws(make_data, tmp_p
     same(cal, eq.load(cal.save(tmp_path / "run.eqz")))
 
 
+def test_round_trip_of_epochs(make_data, tmp_path) -> None:
+    cal = eq.calibrate(
+        eq.glm("poisson"),
+        make_data("poisson"),
+        sampler="sgmcmc",
+        batches="epochs",
+        batch_size=30,
+        ess=50,
+        progress=False,
+    )
+    loaded = eq.load(cal.save(tmp_path / "run.eqz"))
+    same(cal, loaded)
+    np.testing.assert_allclose(loaded.tuning.predicted.cov_at(2), cal.tuning.predicted.cov_at(2))
+    assert loaded.diagnosis.ok == cal.diagnosis.ok
+
+
 def test_numpy_numbers_are_saved(make_data, tmp_path) -> None:
     cal = eq.calibrate(
         eq.glm("poisson"), make_data("poisson"), ess=np.float64(50), chains=np.int64(2), seed=np.int64(3),

@@ -65,7 +65,7 @@ class Preview:
     @property
     def ess_per_thousand(self) -> Array:
         """Effective draws of each parameter in a thousand steps."""
-        return 1000.0 / self.law.iacts()
+        return 1000.0 / self.law.draw_times()
 
     @property
     def scalar(self) -> float | None:

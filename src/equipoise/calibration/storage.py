@@ -31,6 +31,7 @@ from equipoise.sampling.chains import Chains
 from equipoise.sampling.halving import HalfStep
 from equipoise.sampling.refinement import Pilot, Refinement
 from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.epochs import Reshuffled
 from equipoise.theory.moments import Moments
 from equipoise.theory.stationary import Stationary
 from equipoise.theory.tuning import Tuning
@@ -142,7 +143,8 @@ def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
     cov, gradient_noise, score_noise, bias = (_floats(stored, f"law.{name}") for name in _LAW)
     step = _floats(stored, "step")
     completion = _floats(stored, "law.completion") if "law.completion" in stored else None
-    law = Stationary(cov, step, gradient_noise, score_noise, dynamics, words["proxy"], moments, bias, completion)
+    kind = Reshuffled if dynamics.batches == "epochs" else Stationary
+    law = kind(cov, step, gradient_noise, score_noise, dynamics, words["proxy"], moments, bias, completion)
     results = {name: _floats(stored, f"result.{name}") for name in _RESULTS if f"result.{name}" in stored}
     law = law.with_results({name: float(value) if value.ndim == 0 else value for name, value in results.items()})
     internal = _floats(stored, "internal") if "internal" in stored else None

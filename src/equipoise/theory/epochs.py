@@ -75,6 +75,10 @@ class Reshuffled(Stationary):
         """
         return max(1.0, self.iact(), float(self._epoch.square_times().max()))
 
+    def draw_times(self) -> Array:
+        """Steps per effective draw of each parameter: those of a variance, where means need fewer."""
+        return np.maximum(self.iacts(), self.draw_time())
+
     def ess(self, steps: int) -> float:
         """Effective draws in `steps` steps: those of a variance, where means need fewer."""
         return whole("steps", steps, 0, "pass an int") / self.draw_time()

@@ -187,6 +187,10 @@ class Stationary:
         """Steps per effective draw, in the worst direction and at least 1: how much longer a chain must be."""
         return max(1.0, self.iact())
 
+    def draw_times(self) -> Array:
+        """Steps per effective draw of each parameter."""
+        return self.iacts()
+
     def iacts(self) -> Array:
         """Integrated autocorrelation time of each parameter."""
         return np.diag(self.long_run_cov) / np.diag(self.cov)
