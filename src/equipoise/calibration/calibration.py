@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
-from equipoise.calibration import answers, contrasts
+from equipoise.calibration import answers, contrasts, fitstats
 from equipoise.calibration.aims import Target, require_marks_used
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
+from equipoise.calibration.fitstats import FitStatistics
 from equipoise.calibration.options import (
     Aim,
     CalibrateOptions,
@@ -232,6 +233,13 @@ class Calibration:
     params, bse, pvalues = property(answers.params), property(answers.bse), property(answers.pvalues)
     resid, fittedvalues = property(answers.resid), property(answers.fittedvalues)
     cov_params, conf_int = answers.cov_params, answers.conf_int
+
+    @cached_property
+    def fit_statistics(self) -> FitStatistics:
+        """Log-likelihood, deviance, AIC, BIC, R² and dispersion of the fit; the rows are read for it once."""
+        return fitstats.fit_statistics(self)
+
+    llf, aic, bic = property(fitstats.llf), property(fitstats.aic), property(fitstats.bic)
 
     @cached_property
     def moments_of_all(self) -> Moments:

@@ -277,6 +277,7 @@ def _model_parts(model: Model | None) -> tuple[Header | None, Arrays]:
     robust = model.divergence
     words = None if robust is None else {"kind": type(robust).__name__, **vars(robust)}
     header: Header = {"family": model.family.name, "constant": model.constant, "divergence": words}
+    header["estimated"] = model.estimated
     return header, {"prior_precision": model.prior_precision, "prior_mean": model.prior_mean}
 
 
@@ -286,4 +287,4 @@ def _model(header: object, stored: Arrays) -> GLM | None:
     words = dict(header["divergence"] or {})
     robust = _DIVERGENCES[words.pop("kind")](**words) if words else None
     prior = (_floats(stored, "prior_precision"), _floats(stored, "prior_mean"))
-    return GLM(FAMILIES[header["family"]], header["constant"], *prior, robust)
+    return GLM(FAMILIES[header["family"]], header["constant"], *prior, robust, bool(header["estimated"]))

@@ -127,6 +127,9 @@ def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int)
         path.append((np.log(constant), np.log(wanted / constant)))
         if _agree(path):
             require_residuals(problem, _sizeable(here, result.theta))
+            failure = problem.search.refused(constant)
+            if failure is not None:
+                raise failure
             return replace(result, iterations=iterations, constant=constant)
         here = problem.at_constant(float(np.exp(_secant(path))))
         try:
@@ -137,8 +140,8 @@ def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int)
             raise
         iterations += result.iterations
     raise FitFailed(
-        f"the scale and the parameters did not settle on each other in {max_iterations} rounds. To fix: pass scale=, or "
-        "raise max_iterations."
+        f"the estimated constant and the parameters did not settle on each other in {max_iterations} rounds. To fix: fix the "
+        "constant (scale=, shape=, dispersion=), or raise max_iterations."
     )
 
 

@@ -43,11 +43,13 @@ class GLM:
     family
         The likelihood and its link.
     constant
-        The family's fixed constant; None when it has none, or when the gaussian scale is estimated from residuals.
+        The family's constant; None when it has none, or when it is still to be estimated.
     prior_precision, prior_mean
         Of the prior N(mean, precision⁻¹) on the parameters: scalar, vector or (precision only) matrix.
     divergence
         A robust loss in place of the negative log-likelihood; None for the latter.
+    estimated
+        Whether the constant is one that the data say, also once they did.
     """
 
     family: Family
@@ -55,10 +57,11 @@ class GLM:
     prior_precision: Array
     prior_mean: Array
     divergence: Divergence | None = None
+    estimated: bool = False
 
     @property
     def open(self) -> bool:
-        """Whether the constant is still to be estimated from residuals."""
+        """Whether the constant is still to be estimated."""
         return self.constant is None and self.family.parameter is not None
 
     @cached_property
@@ -155,9 +158,9 @@ def glm(
     scale
         Working standard deviation of the gaussian family; estimated from the residuals when left out.
     shape
-        Shape of the gamma family; 1 when left out.
+        Shape of the gamma family; that of largest likelihood when left out (1 with a divergence).
     dispersion
-        a in the negative binomial's variance μ + a μ²; 1 when left out.
+        a in the negative binomial's variance μ + a μ²; that of largest likelihood when left out (1 with a divergence).
     divergence
         A robust loss: `eq.Beta(b)` for every family; `eq.Huber`, `eq.StudentT` or `eq.Pinball` for gaussian. A scale left
         out is then estimated by the median absolute residual.
@@ -188,8 +191,8 @@ def glm(
         if value is not None:
             positive(name, value)
     constant = given[chosen.parameter] if chosen.parameter else None
-    if constant is None and chosen.parameter in {"shape", "dispersion"}:
-        constant = 1.0
+    if constant is None and divergence is not None and chosen.parameter in {"shape", "dispersion"}:
+        constant = 1.0  # a likelihood would estimate it, and that is what a robust loss takes the place of
     precision = finite_array("prior_precision", prior_precision)
     if precision.ndim > 2:
         remedy = "0 is no prior"
@@ -213,7 +216,8 @@ def glm(
             chosen, 1.0 if constant is None and chosen.parameter else constant
         )  # refused at the door, if at all
     number = None if constant is None else float(constant)
-    return GLM(chosen, number, precision, _used_mean(prior_mean, precision), divergence)
+    estimated = number is None and chosen.parameter is not None
+    return GLM(chosen, number, precision, _used_mean(prior_mean, precision), divergence, estimated)
 
 
 def _used_mean(given: ArrayLike, precision: Array) -> Array:

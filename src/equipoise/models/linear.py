@@ -33,6 +33,7 @@ from equipoise.models.passes import (
     weighted,
 )
 from equipoise.models.problem import Derivatives
+from equipoise.models.profile import profiled
 from equipoise.models.rowwise import LinearRowwise
 from equipoise.theory.bounds import BoundConstants
 from equipoise.theory.curvature import ImagePass
@@ -106,13 +107,15 @@ class LinearProblem:
         return self.model.constant
 
     def settled(self, theta: Array) -> Self:
-        """The problem with an estimated scale fixed at its value for θ.
+        """The problem with an estimated constant fixed at its value for θ.
 
         Over the observations it is s² = Σ w r² / (N − D), or with a robust loss the normal-consistent weighted median
-        of |r|: the same rule wherever a scale is still open.
+        of |r|: the same rule wherever a scale is still open. A shape or dispersion is that of largest likelihood.
         """
         if not self.model.open:
             return self
+        if self.model.family.parameter != "scale":
+            return self.at_constant(profiled(self.model.family.name, self.source, theta))
         if self.model.divergence is not None:
             scale = self._median_residual(theta) / _NORMAL_MEDIAN
         else:

@@ -187,6 +187,10 @@ class Search(Protocol):
         """The problem in the data's own unit; None when the loss has no unit."""
         ...
 
+    def refused(self, constant: float) -> FitFailed | None:
+        """What to say of an estimated constant that the rows do not determine."""
+        ...
+
     def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
         """What to say when the loss never rises along a direction close to a candidate: it has no minimiser."""
         ...

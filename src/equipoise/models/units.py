@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from equipoise.models.glm import GLM
     from equipoise.models.linear import LinearProblem
 
-__all__ = ["in_unit"]
+__all__ = ["Changed", "in_unit"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class _Then(Generic[Sums]):
     """f of the changed rows; it travels to where they are."""
 
     f: Callable[[Rows], Sums]
-    change: _Change
+    change: Callable[[Rows], Rows]
 
     def __call__(self, rows: Rows) -> Sums:
         """What f makes of one block."""
@@ -51,11 +51,12 @@ class _Then(Generic[Sums]):
 
 
 @dataclass(frozen=True)
-class _InUnit:
-    """The rows of another source, changed block by block."""
+class Changed:
+    """The rows of another source, changed block by block; `columns` are their names where those change too."""
 
     source: Source[Rows]
-    change: _Change
+    change: Callable[[Rows], Rows]
+    columns: tuple[str, ...] | None = None
 
     @property
     def n(self) -> int:
@@ -65,7 +66,7 @@ class _InUnit:
     @property
     def names(self) -> tuple[str, ...]:
         """The columns."""
-        return self.source.names
+        return self.source.names if self.columns is None else self.columns
 
     @property
     def response(self) -> str:
@@ -85,21 +86,21 @@ class _InUnit:
         """The sum of f over the changed blocks."""
         return self.source.reduce(_Then(f, self.change), width)
 
-    def sample(self, count: int, seed: int) -> _InUnit:
+    def sample(self, count: int, seed: int) -> Changed:
         """The same rows as of the other source, changed."""
         return replace(self, source=self.source.sample(count, seed))
 
-    def marked(self, clusters: object = None, time: object = None) -> _InUnit:
+    def marked(self, clusters: object = None, time: object = None) -> Changed:
         """The same rows with clusters and times beside them."""
         return replace(self, source=self.source.marked(clusters, time))
 
-    def by_time(self) -> _InUnit:
+    def by_time(self) -> Changed:
         """The same rows in the order of their times."""
         return replace(self, source=self.source.by_time())
 
     def fingerprint(self) -> str:
         """A digest that changes with any row."""
-        return f"{self.source.fingerprint()}/{self.change.unit!r}"
+        return f"{self.source.fingerprint()}/{self.change!r}"
 
 
 def in_unit(problem: LinearProblem, unit: float) -> Scaled:
@@ -118,7 +119,7 @@ def in_unit(problem: LinearProblem, unit: float) -> Scaled:
     moved = replace(
         problem,
         model=replace(model, constant=constant),
-        source=_InUnit(problem.source, _Change(unit, logarithmic)),
+        source=Changed(problem.source, _Change(unit, logarithmic)),
         precision=problem.precision * (params * params / (factor or 1.0)),
         mean=problem.mean / params,
     )

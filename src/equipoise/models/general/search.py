@@ -61,6 +61,11 @@ class GeneralSearch:
         """Nothing is known of a general loss's units."""
         return None
 
+    def refused(self, constant: float) -> FitFailed | None:
+        """No constant is estimated."""
+        del constant
+        return None
+
     def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
         """A general loss may rise again far away: nothing can be concluded."""
         del candidates

@@ -1,0 +1,163 @@
+"""Constants of largest likelihood at given means: the gamma's shape, the negative binomial's dispersion.
+
+With the fit repeated until both agree, they are those of the joint likelihood.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import digamma, polygamma
+
+from equipoise.arrays import Array
+from equipoise.data.arrays import Rows
+from equipoise.data.source import Source
+from equipoise.errors import FitFailed
+from equipoise.models.passes import counted, predictor, weighted
+
+__all__ = ["profiled", "without_end"]
+
+_ROUNDS = 60
+_SETTLED = 1e-14  # change of a logarithm
+_LEAST, _MOST = np.log(1e-7), np.log(1e7)  # of a dispersion: below, counts vary as Poisson's
+_EXACT = 1e12  # shape from which residuals are rounding
+_LONGEST = 2.0  # step of a logarithm
+
+
+def profiled(family: str, source: Source[Rows], theta: Array) -> float:
+    """The constant of largest likelihood, given the means at θ; at the end of its range where there is none."""
+    return _shape(source, theta) if family == "gamma" else _dispersion(source, theta)
+
+
+def without_end(parameter: str, constant: float, response: str) -> FitFailed | None:
+    """What to say of a constant at the end of its range: the likelihood rises towards there."""
+    if parameter == "dispersion" and np.log(constant) < _LEAST + 0.01:
+        return FitFailed(
+            f"the counts {response} vary no more than Poisson's around their means: the dispersion of largest likelihood is "
+            "zero. To fix: use eq.glm('poisson'), or pass dispersion=."
+        )
+    if parameter == "shape" and constant > _EXACT:
+        return FitFailed(
+            f"the columns fit the response {response} exactly: no shape can be estimated. To fix: pass shape=, or leave out "
+            "the columns that define the response."
+        )
+    return None
+
+
+class _ShapeSums(NamedTuple):
+    weight: float
+    excess: float
+
+
+@dataclass(frozen=True)
+class _ShapePass:
+    """Σ w and Σ w (y/μ − 1 − log(y/μ))."""
+
+    theta: Array
+
+    def __call__(self, rows: Rows) -> _ShapeSums:
+        """Sums over one block."""
+        eta = predictor(rows, self.theta)
+        excess = np.expm1(np.log(rows.y) - eta) - (np.log(rows.y) - eta)
+        times = weighted(rows, rows.counts)
+        return _ShapeSums(float(times.sum()), float(times @ excess))
+
+
+def _shape(source: Source[Rows], theta: Array) -> float:
+    """k with log k − ψ(k) = mean of y/μ − 1 − log(y/μ): one pass, then Newton's method in log k."""
+    sums = source.reduce(_ShapePass(theta))
+    wanted = sums.excess / sums.weight
+    if not np.isfinite(wanted):
+        return 1.0  # far from any fit: the parameters move first
+    wanted = max(wanted, 0.25 / _EXACT)
+    # the two leading terms for large and for small k
+    log_k = float(np.log((0.5 + np.sqrt(0.25 + wanted / 3.0)) / (2.0 * wanted)))
+    for _ in range(_ROUNDS):
+        k = np.exp(log_k)
+        gap = np.log(k) - digamma(k) - wanted
+        step = gap / (k * polygamma(1, k) - 1.0)
+        log_k += float(np.clip(step, -_LONGEST, _LONGEST))
+        if abs(step) < _SETTLED * 10.0:
+            break
+    return float(np.exp(log_k))
+
+
+class _DispersionSums(NamedTuple):
+    """First and second derivative of the log-likelihood by log a."""
+
+    first: float
+    second: float
+
+
+@dataclass(frozen=True)
+class _DispersionPass:
+    """The log-likelihood's slope and bend by the logarithm of the dispersion."""
+
+    theta: Array
+    log_a: float
+
+    def __call__(self, rows: Rows) -> _DispersionSums:
+        """Sums over one block: with r = 1/a, Σ [ψ(y+r) − ψ(r) + log(r/(r+μ)) + (μ−y)/(r+μ)] is the slope by r."""
+        r, y = float(np.exp(-self.log_a)), rows.y
+        mu = np.exp(predictor(rows, self.theta))
+        slope = _digamma_rise(y, r) - np.log1p(mu / r) + (mu - y) / (r + mu)
+        bend = polygamma(1, y + r) - polygamma(1, r) + mu / (r * (r + mu)) - (mu - y) / (r + mu) ** 2
+        times = weighted(rows, rows.counts)
+        # by log a = −log r: −r d/dr, and its square
+        return _DispersionSums(float(times @ (-r * slope)), float(times @ (r * slope + r * r * bend)))
+
+
+def _digamma_rise(y: Array, r: float) -> Array:
+    """ψ(y + r) − ψ(r), without cancellation for large r."""
+    if r < 1e3:
+        return np.asarray(digamma(y + r) - digamma(r))
+    # ψ(x) = log x − 1/(2x) − 1/(12x²) + …, each term's difference by itself
+    x = y + r
+    return np.asarray(np.log1p(y / r) + y / (2.0 * r * x) + y * (x + r) / (12.0 * (r * x) ** 2), dtype=np.float64)
+
+
+def _dispersion(source: Source[Rows], theta: Array) -> float:
+    """Newton's method in log a between bounds that close in; a pass over the rows for each step."""
+    log_a, low, high = _start(source, theta), float(_LEAST), float(_MOST)
+    for _ in range(_ROUNDS):
+        sums = source.reduce(_DispersionPass(theta, log_a))
+        if not np.isfinite(sums.first):
+            return 1.0  # far from any fit: the parameters move first
+        low, high = (log_a, high) if sums.first > 0.0 else (low, log_a)
+        step = -sums.first / sums.second if sums.second < 0.0 else np.copysign(_LONGEST, sums.first)
+        moved = log_a + float(np.clip(step, -_LONGEST, _LONGEST))
+        if not low < moved < high:
+            moved = 0.5 * (low + high)
+        if abs(moved - log_a) < 10.0 * _SETTLED or high - low < 1e-13:
+            log_a = moved
+            break
+        log_a = moved
+    return float(np.exp(log_a))
+
+
+class _StartSums(NamedTuple):
+    square: float
+    excess: float
+
+
+@dataclass(frozen=True)
+class _StartPass:
+    """Σ w μ² and Σ w ((y − μ)² − y)."""
+
+    theta: Array
+
+    def __call__(self, rows: Rows) -> _StartSums:
+        """Sums over one block."""
+        mu = np.exp(np.minimum(predictor(rows, self.theta), 300.0))
+        terms = ((rows.y - mu) ** 2 - rows.y, mu**2)
+        excess, square = (float(counted(rows, weighted(rows, term)).sum()) for term in terms)
+        return _StartSums(square, excess)
+
+
+def _start(source: Source[Rows], theta: Array) -> float:
+    """The moments' dispersion, within reason."""
+    sums = source.reduce(_StartPass(theta))
+    ratio = sums.excess / sums.square if 0.0 < sums.square < np.inf else 1.0
+    return float(np.log(np.clip(np.nan_to_num(ratio, nan=1.0), 1e-3, 1e2)))
