@@ -367,7 +367,9 @@ def test_one_count_holds_a_group_of_zeros() -> None:
     y = np.where(group == 1.0, 400.0, 0.0)
     y[0] = 1.0
     for unit in (1.0, 1e-8, 1e8):
-        found = eq.fit(eq.glm("negative-binomial", dispersion=1.0), (np.column_stack([np.ones(25), group * unit]), y)).params
+        found = eq.fit(
+            eq.glm("negative-binomial", dispersion=1.0), (np.column_stack([np.ones(25), group * unit]), y)
+        ).params
         np.testing.assert_allclose(found, [-np.log(13.0), np.log(5200.0) / unit], rtol=1e-9)
 
 
