@@ -2,7 +2,7 @@
 
 Counts of doctor visits vary far more than a Poisson law allows. The Poisson estimates are still good, but the posterior
 that goes with them is much too sure of itself. Here the same model is calibrated to the sandwich covariance instead: a
-stochastic-gradient chain whose step matrix is computed, not tuned by hand, so that its draws have exactly that spread.
+stochastic-gradient chain whose step and noise are computed, not tuned by hand, so that its draws have exactly that spread.
 
 Run it with `make demo`. The rows are treated as independent; the experiment followed people over years, so a study of
 its own would also cluster by person.
