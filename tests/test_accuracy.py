@@ -131,3 +131,26 @@ def test_constants_on_a_ball_dominate_every_point_of_it(family):
         assert np.max(loss.d2(eta, y, p) * norms**2) <= c.smoothness
         assert np.mean(np.abs(loss.d3(eta, y, p)) * norms**3) <= c.third_mean
         assert np.linalg.eigvalsh(problem.derivatives(point, 2).hessian)[0] >= c.strong_convexity
+
+
+def test_bounds_are_refused_where_they_do_not_apply_and_the_distance_is_measured():
+    rng = np.random.default_rng(0)
+    x = np.column_stack([np.ones(300), rng.normal(size=(300, 2))])
+    for family, y in (
+        ("gaussian", x @ [0.5, 0.2, -0.1] + rng.normal(size=300)),
+        ("poisson", rng.poisson(1.5, size=300)),
+    ):
+        problem = eq.bind(eq.glm(family), (x, y))
+        fit = eq.fit(problem)
+        moments = eq.moments(problem, fit)
+        for options in ({"gradient": "control-variate"}, {"batches": "leverage"}, {"batches": "epochs"}):
+            with pytest.raises(eq.InvalidInput, match=next(iter(options))):
+                eq.wasserstein_bound(problem, fit, 1e-3, eq.Dynamics(30, **options))
+        for batches in ("independent", "leverage"):
+            dynamics = eq.Dynamics(60, gradient="control-variate", batches=batches)
+            tuning = eq.tune(moments, "posterior", dynamics, noise="completed")
+            measured = eq.coupled_distance(problem, tuning, steps=2000)
+            assert measured.gelbrich <= measured.coupling
+            # chain and proxy draw the same rows and noise: for squared loss they are the same chain
+            assert measured.coupling < (1e-12 if family == "gaussian" else 0.1)
+            assert (measured.coupling > 1e-5) == (family == "poisson")
