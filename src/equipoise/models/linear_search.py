@@ -19,7 +19,7 @@ from equipoise.errors import FitFailed
 from equipoise.linalg import symmetric, weighted_gram
 from equipoise.models.passes import ResidualPass, counted, predictor, weighted
 from equipoise.models.problem import Relaxation, Scaled, Yardstick
-from equipoise.models.profile import without_end
+from equipoise.models.profile import require_inside
 from equipoise.models.separation import recession, separated
 from equipoise.models.units import in_unit
 
@@ -180,10 +180,10 @@ class LinearSearch:
             raise _beyond(problem)
         return found
 
-    def refused(self, constant: float) -> FitFailed | None:
-        """A dispersion of zero, or a shape without end."""
+    def require_constant(self, constant: float) -> None:
+        """Say so of a dispersion of zero, or a shape without end."""
         family = self.problem.model.family
-        return without_end(family.parameter or "", constant, self.problem.source.response)
+        require_inside(family.parameter or "", constant, self.problem.source.response)
 
     def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
         """Separated data, where they are; squared loss has a minimiser, and that a bounded loss levels off proves nothing."""
