@@ -69,7 +69,7 @@ class _StartPass:
         if self.family.name == "gaussian":
             return y
         with np.errstate(all="ignore"):
-            eta = self.family.link(0.25 + 0.5 * y if self.family.name == "bernoulli" else 0.5 * (y + self.center))
+            eta = self.family.link(0.25 + 0.5 * y if self.family.law == "bernoulli" else 0.5 * (y + self.center))
         return np.where(np.isfinite(eta), eta, 0.0)
 
     def __call__(self, rows: Rows) -> _StartSums:
@@ -289,4 +289,4 @@ def _saturated(family: Family, y: Array, floor: float) -> Array:
     """The predictor that fits each row by itself, kept off the ends of the link."""
     if family.name == "gaussian":
         return y
-    return family.link(np.clip(y, 1e-3, 1.0 - 1e-3) if family.name == "bernoulli" else np.maximum(y, floor))
+    return family.link(np.clip(y, 1e-3, 1.0 - 1e-3) if family.law == "bernoulli" else np.maximum(y, floor))
