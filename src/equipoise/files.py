@@ -25,7 +25,16 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-__all__ = ["file_place", "lock", "raw_bytes", "require_writable", "sync_folder", "unwritable", "write_atomic"]
+__all__ = [
+    "available_memory",
+    "file_place",
+    "lock",
+    "raw_bytes",
+    "require_writable",
+    "sync_folder",
+    "unwritable",
+    "write_atomic",
+]
 
 _SUFFIX = ".partial"
 # Elsewhere an open file cannot be renamed, so a temporary has no lock there that tells whether its writer lives.
@@ -230,3 +239,17 @@ def _remove_abandoned(name: str) -> None:
                 os.unlink(name)
         finally:
             os.close(descriptor)
+
+
+def available_memory() -> float:
+    """Bytes that can be had without swapping; infinite where the system does not say."""
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * int(line.split()[1])
+    except (OSError, ValueError):
+        pass  # not Linux
+    try:
+        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):
+        return float("inf")

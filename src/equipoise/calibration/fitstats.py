@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from scipy.special import gammaln
 
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
@@ -101,7 +102,7 @@ def fit_statistics(self: Calibration) -> FitStatistics:
         bic=parameters * float(np.log(n)) - 2.0 * log_likelihood,
         r_squared=1.0 - (sums.deviance / bare.deviance if gaussian else log_likelihood / null_log_likelihood),
         r_squared_kind="R²" if gaussian else "McFadden's R²",
-        words=_words(model.family.name, dispersion, left),
+        words=_words(model.family.law, sums.trials > 0.0, dispersion, left),
     )
 
 
@@ -121,14 +122,13 @@ def bic(self: Calibration) -> float:
 
 
 class _Sums(NamedTuple):
-    """Sums over the observations; the last four say whether the columns make a constant."""
+    """Sums over the observations; the last two say whether the columns make a constant."""
 
     value: float
     log_weight: float
     deviance: float
     pearson: float
-    weight: float
-    total: float
+    trials: float
     ones: Array
     gram: Array
 
@@ -142,7 +142,7 @@ class _Pass:
 
     def __call__(self, rows: Rows) -> _Sums:
         """Sums over one block."""
-        family, law = self.model.family, LAWS[self.model.family.name]
+        family, law = self.model.family, LAWS[self.model.family.law]
         eta, y, p = predictor(rows, self.theta), rows.y, np.array([self.model.constant or 0.0])
         mu = family.mean(eta)
         unit = np.ones(1) if family.parameter in ("scale", "shape") else p
@@ -152,11 +152,18 @@ class _Pass:
 
         log_weight = 0.0 if rows.weights is None else float(counted(rows, np.log(rows.weights)).sum())
         value = family.loss.value(eta, y, p) + law.left_out(y, p)
+        # of a count of successes, which of the trials they were in
+        orders = 0.0 if rows.trials is None else float(rows.counts @ _log_choices(rows.trials, y * rows.trials))
         half = rows.x * rows.counts[:, None]
         return _Sums(
-            total(value), log_weight, total(law.deviance(y, mu, p)), total((y - mu) ** 2 / family.variance(mu, unit)),
-            total(np.ones_like(y)), total(y), half.sum(axis=0), half.T @ rows.x,
+            total(value) - orders, log_weight, total(law.deviance(y, mu, p)), total((y - mu) ** 2 / family.variance(mu, unit)),
+            0.0 if rows.trials is None else float(rows.trials.sum()), half.sum(axis=0), half.T @ rows.x,
         )  # fmt: skip
+
+
+def _log_choices(n: Array, k: Array) -> Array:
+    """log n! / (k! (n−k)!)."""
+    return np.asarray(gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0))
 
 
 def _likelihood(model: GLM, sums: _Sums, n: int) -> float:
@@ -198,9 +205,9 @@ def _null(problem: LinearProblem, sums: _Sums) -> tuple[LinearProblem, Array]:
     return bare, fit(bare).theta
 
 
-def _words(family: str, dispersion: float, left: int) -> str:
-    """What Pearson's χ² says of a family whose variance follows from its mean."""
-    if family not in _COUNTS or not left > 0 or not np.isfinite(dispersion):
+def _words(family: str, trials: bool, dispersion: float, left: int) -> str:
+    """What Pearson's χ² says of a family whose variance follows from its mean; single trials cannot say anything."""
+    if not (family in _COUNTS or trials) or not left > 0 or not np.isfinite(dispersion):
         return ""
     if abs(dispersion - 1.0) < max(_TELLING, _SURE * (2.0 / left) ** 0.5):
         return f"The response varies about as much as the {family} model says (dispersion {dispersion:.2f})."

@@ -48,6 +48,7 @@ class Reading:
     context: Mapping[str, Callable[..., object]] | None = None
     clusters: object = None
     time: object = None
+    trials: object = None
 
 
 @dataclass(frozen=True)
@@ -200,6 +201,7 @@ class PlanOptions(TypedDict, total=False):
     context: Mapping[str, Callable[..., object]] | None
     clusters: object
     time: object
+    trials: object
     lags: int | None
     small_sample: bool | str
     sampler: str

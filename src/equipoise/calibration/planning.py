@@ -208,7 +208,7 @@ def plan(
         Effective draws wanted from all chains together.
     seed
         Chooses the tuning rows.
-    formula, weights, frequency, offset, missing, context
+    formula, weights, frequency, offset, trials, missing, context
         How to read a table: see `eq.data.table`.
     sampler
         `"auto"` takes the chain that is predicted to be fastest for the asked draws, and shows all: `"control-variate"`

@@ -24,7 +24,7 @@ __all__ = ["Rows", "as_rows", "require_weights", "rows"]
 _LARGEST_COUNT = 2.0**53
 # Beyond it third derivatives, in which columns are cubed, leave the range of the numbers.
 _LARGEST = 1e100
-_ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time"}
+_ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time", "trials"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Rows:
         How many observations each row stands for, (rows,) or None for one each.
     marks
         The clusters each row belongs to and its time, or None.
+    trials
+        Of how many trials the response is the share of successes, (rows,) or None; they are part of the weights.
     """
 
     x: Array
@@ -58,6 +60,7 @@ class Rows:
     design: Design | None = None
     frequency: Array | None = None
     marks: Marks | None = None
+    trials: Array | None = None
 
     @property
     def n(self) -> int:
@@ -84,6 +87,7 @@ class Rows:
             offset=None if self.offset is None else self.offset[index],
             frequency=None if self.frequency is None else self.frequency[index],
             marks=None if self.marks is None else self.marks.take(index),
+            trials=None if self.trials is None else self.trials[index],
         )
 
     def counted(self, times: Array) -> Rows:
@@ -105,6 +109,7 @@ class Rows:
         offset = [part.offset for part in parts if part.offset is not None]
         counted = any(part.frequency is not None for part in parts)
         marks = [part.marks for part in parts if part.marks is not None]
+        trials = [part.trials for part in parts if part.trials is not None]
         return replace(
             first,
             x=np.concatenate([part.x for part in parts]),
@@ -113,6 +118,7 @@ class Rows:
             offset=np.concatenate(offset) if offset else None,
             frequency=np.concatenate([part.counts for part in parts]) if counted else None,
             marks=Marks.joined(marks) if marks else None,
+            trials=np.concatenate(trials) if trials else None,
         )
 
     def blocks(self, width: int | None = None) -> Iterator[Rows]:
@@ -158,6 +164,7 @@ def rows(
     names: Sequence[str] | None = None,
     clusters: Any = None,
     time: Any = None,
+    trials: Any = None,
 ) -> Rows:
     """Check arrays (or pandas objects) and make them `Rows`.
 
@@ -182,6 +189,9 @@ def rows(
         row, or several such arrays (a list, a mapping of names to arrays, a DataFrame) for more than one way.
     time
         When each row was observed, for covariances that allow for what neighbours in time share: numbers or dates.
+    trials
+        (rows,) of how many trials `y` counts the successes, for the bernoulli family: the response is then their share,
+        and each row's loss that of all its trials.
 
     Returns
     -------
@@ -221,7 +231,20 @@ def rows(
     for name, array in (("X", made.x), ("y", made.y), ("offset", made.offset)):
         if array is not None:
             _require_finite(name, array, taking)
-    return made
+    if trials is None:
+        return made
+    counts = _vector("trials", trials, n)
+    return _shares(made, counts if taking is None else counts[taking], taking)
+
+
+def _shares(made: Rows, trials: Array, labels: Index | None) -> Rows:
+    """Counts of successes as shares of their trials, which weigh the rows."""
+    _require_finite("trials", trials, labels)
+    _require_rows("trials", trials, trials > 0.0, labels, "positive", "leave out rows without a trial")
+    inside = (made.y >= 0.0) & (made.y <= trials)
+    _require_rows("y", made.y, inside, labels, "a number of successes between 0 and trials", "check both columns")
+    weights = trials if made.weights is None else trials * made.weights
+    return replace(made, y=made.y / trials, weights=weights, trials=trials)
 
 
 def _taking_part(weights: Array | None, frequency: Array | None) -> Index | None:

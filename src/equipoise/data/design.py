@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from equipoise.errors import InvalidInput
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Design", "as_numbers", "evaluated", "learnt_encoding", "vector"]
+__all__ = ["Design", "as_numbers", "evaluated", "learnt_encoding", "vector", "without_offset"]
 
 _FORMAT = 1
 _KEYS = (
@@ -108,7 +108,12 @@ class Design:
         require_complete(chosen)
         matrix = self._matrix(sides, chosen)
         require_finite(matrix)
+        matrix, known = without_offset(matrix, reading.offsets)
+        if tuple(matrix.columns) != self.names:
+            raise damaged("formula", "one that makes the columns it was fitted with", list(matrix.columns))
         shift = self._shift(chosen, offset)
+        if known is not None:
+            shift = known if shift is None else shift + known
         series = None if shift is None else _series(shift, given.index, self.offset or "offset")
         return matrix.set_axis(given.index, axis=0), series
 
@@ -128,10 +133,7 @@ class Design:
             },
         )
         made = evaluated(spec, pd.DataFrame(values, index=chosen.index), self.formula, self.context)
-        matrix = as_numbers(made, self.formula)
-        if tuple(matrix.columns) != self.names:
-            raise damaged("formula", "one that makes the columns it was fitted with", list(matrix.columns))
-        return matrix
+        return as_numbers(made, self.formula)
 
     def _shift(self, chosen: pd.DataFrame, offset: Any) -> Array | None:
         if self.offset is not None:
@@ -269,6 +271,13 @@ def as_numbers(matrix: pd.DataFrame, formula: str) -> pd.DataFrame:
         ) from error
 
 
+def without_offset(matrix: pd.DataFrame, offsets: Collection[str]) -> tuple[pd.DataFrame, Array | None]:
+    """A design matrix without the terms `offset(...)`, and their sum; None where there are none."""
+    if not offsets:
+        return matrix, None
+    return matrix.drop(columns=list(offsets)), matrix[list(offsets)].to_numpy(dtype=np.float64).sum(axis=1)
+
+
 def learnt_encoding(reading: Reading, spec: Any) -> dict[str, Any]:
     """What formulaic learnt from a table, as fields of a `Design`.
 
@@ -277,7 +286,8 @@ def learnt_encoding(reading: Reading, spec: Any) -> dict[str, Any]:
     InvalidInput
         If two terms would have the same name, of which formulaic keeps one.
     """
-    names, state = tuple(str(name) for name in spec.column_names), spec.transform_state
+    every, state = (str(name) for name in spec.column_names), spec.transform_state
+    names = tuple(name for name in every if name not in reading.offsets)
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:
         raise InvalidInput(

@@ -10,7 +10,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unicodedata import normalize
 
@@ -22,6 +22,7 @@ from equipoise.data.columns import Column
 from equipoise.data.grammar import LIMITS, SHIPPED, UserFunction
 from equipoise.data.wording import brief
 from equipoise.errors import InvalidInput
+from equipoise.files import available_memory
 
 __all__ = ["Reading", "functions_in_sight", "parsed", "read", "require_room"]
 
@@ -47,6 +48,8 @@ class Reading:
         The functions that are written, on either side.
     lags
         Whether rows see their predecessors.
+    offsets
+        The terms `offset(...)`, which are no columns of the design: known parts of the predictor.
     """
 
     text: str
@@ -55,6 +58,7 @@ class Reading:
     learns: dict[str, str]
     functions: frozenset[str]
     lags: bool
+    offsets: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -129,9 +133,22 @@ def parsed(text: object, context: Mapping[str, UserFunction]) -> tuple[Any, Read
             raise refusal(first.text, "something that reads in two ways", "write it more simply")
     if not left.roles:
         raise _no_response(first.text)
-    if not list(sides.rhs):
+    offsets = _offsets(sides, first.text)
+    if not [term for term in sides.rhs if str(term) not in offsets]:
         raise _nothing_on_the_right(first.text)
-    return sides, _reading(first.text, left, right, first.functions)
+    return sides, replace(_reading(first.text, left, right, first.functions), offsets=offsets)
+
+
+def _offsets(sides: Any, formula: str) -> tuple[str, ...]:
+    """The terms `offset(...)`, each of which must stand alone on the right."""
+    found = []
+    for side, terms in (("left", sides.lhs), ("right", sides.rhs)):
+        for term in terms:
+            known = [factor.expr for factor in term.factors if factor.expr.startswith("offset(")]
+            if known and (side == "left" or len(term.factors) > 1):
+                raise refusal(formula, "offset() in a product or in the response", "write + offset(...) on the right")
+            found += known
+    return tuple(found)
 
 
 def _formulaic(text: str) -> Any:
@@ -150,9 +167,9 @@ def _formulaic(text: str) -> Any:
 
 
 def require_room(
-    sides: Any, reading: Reading, context: Mapping[str, UserFunction], known: Mapping[str, Column]
+    sides: Any, reading: Reading, context: Mapping[str, UserFunction], known: Mapping[str, Column], rows: int
 ) -> None:
-    """Raise if a formula would make more columns than a model can take, given the levels of the table's columns.
+    """Raise if a formula would make more columns than a model or the memory can take, given the levels of its columns.
 
     Raises
     ------
@@ -167,6 +184,15 @@ def require_room(
             "formula", f"one that makes at most {LIMITS.columns} columns", f"{shown(reading.text)}, which makes {total}",
             "cross fewer columns, or group their levels",
         )  # fmt: skip
+    # the matrix, and what it is put together from
+    needed, had = 2.0 * 8.0 * rows * total, available_memory()
+    if needed > had:
+        raise InvalidInput(
+            "formula",
+            f"one whose columns fit into the {had / 1e9:.1f} GB of memory at hand",
+            f"{shown(reading.text)}, which makes {total:,} columns of {rows:,} rows, {needed / 1e9:.1f} GB",
+            "group the levels of its widest factor, use hashed(x, levels=...), or read the rows with eq.data.scan",
+        )
 
 
 def _width(factor: Any, formula: str, context: Mapping[str, UserFunction], known: Mapping[str, Column]) -> int:

@@ -102,6 +102,7 @@ FUNCTIONS: dict[str, Function] = {
     **_of_columns("maximum minimum fmax fmin power hypot arctan2 logical_and logical_or logical_xor", 2, "np."),
     **_of_columns("clip where", 3, "np."),
     "Q": Function({"variable": "column"}),
+    "offset": Function({"data": "data"}, alone=True),
     "C": Function(
         {"data": "coded", "contrasts": "contrast", "levels": "literals", "spans_intercept": "flag"},
         positional=2,
@@ -155,7 +156,9 @@ CONTRASTS: dict[str, Function] = {
 }
 
 # functions that formulaic does not bring
-SHIPPED: dict[str, UserFunction] = {"sqrt": np.sqrt, "abs": np.abs, "log1p": np.log1p, "expm1": np.expm1}
+SHIPPED: dict[str, UserFunction] = {
+    "sqrt": np.sqrt, "abs": np.abs, "log1p": np.log1p, "expm1": np.expm1, "offset": lambda x: x,
+}  # fmt: skip
 
 # the words a column inside a function may not be named by
 ROOTS = frozenset(name.partition(".")[0] for name in (*FUNCTIONS, *CONTRASTS))

@@ -15,7 +15,7 @@ from equipoise.arrays import Index, Mask
 from equipoise.checks import checked_options, shown
 from equipoise.data.arrays import Rows, require_weights, rows
 from equipoise.data.columns import Column, Level, column_values, learnt, numbers
-from equipoise.data.design import Design, as_numbers, evaluated, learnt_encoding, vector
+from equipoise.data.design import Design, as_numbers, evaluated, learnt_encoding, vector, without_offset
 from equipoise.data.formula import Reading, parsed, require_room
 from equipoise.data.frames import as_frame, incomplete, picked, require_complete, require_finite, without_lagged
 from equipoise.data.grammar import FUNCTIONS, UserFunction, user_functions
@@ -86,6 +86,7 @@ def table(
     context: Mapping[str, UserFunction] | None = None,
     clusters: Any = None,
     time: Any = None,
+    trials: Any = None,
 ) -> Rows:
     """Turn a table into rows by a formula.
 
@@ -96,7 +97,8 @@ def table(
     - `I(...)` for arithmetic and comparisons, as in `I(x**2)` or `I(region == 'west')`;
     - `log log10 log2 log1p exp exp2 expm1 sqrt abs` and NumPy's elementwise functions, as in `np.tanh(x)`;
     - `center scale standardize poly bs cr cs cc`, which learn from the table and keep what they learnt;
-    - `lag(x, k)`, whose first rows have no value and need `missing="drop"`.
+    - `lag(x, k)`, whose first rows have no value and need `missing="drop"`;
+    - `offset(...)`, as in `offset(log(exposure))`: a known part of the predictor, beside `offset=` if that is given.
 
     Nothing else is run: a formula is checked before it is evaluated. Text and category columns become one column per
     level, in sorted order or their own; dates count as days since 1970 began (in UTC) unless they are inside `C()`;
@@ -122,6 +124,9 @@ def table(
         several such arrays). See `eq.data.rows`.
     time
         When each row was observed: the name of a column, or one number or date per row of the table.
+    trials
+        Of how many trials the response counts the successes: the name of a column, or one number per row. See
+        `eq.data.rows`.
 
     Returns
     -------
@@ -144,18 +149,22 @@ def table(
     functions = user_functions(context)
     sides, reading = parsed(formula, functions)
     frame = as_frame(read_table(data) if isinstance(data, (str, Path)) else data)
-    beside = _beside(frame, {"weights": weights, "frequency": frequency, "offset": offset})
+    beside = _beside(frame, {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials})
     marks = _marks(frame, clusters, time)
     part = _taking_part(picked(frame, reading.columns), beside, marks, missing, reading)
     values, known, response_levels = _typed(part.chosen, reading)
-    require_room(sides, reading, functions, known)
+    require_room(sides, reading, functions, known, len(part.chosen))
     left, right, spec = _matrices(sides, values, reading, functions, part.times)
     left, right, part = _finite_sides(left, right, part, missing, reading)
     if part.dropped:
         warnings.warn(
             f"{part.dropped} of {len(frame)} rows with missing values were left out.", EquipoiseWarning, stacklevel=2
         )
-    made = rows(right, left.iloc[:, 0], **part.numbers, **part.marked)
+    right, shift = without_offset(right, reading.offsets)
+    beside_rows = part.numbers
+    if shift is not None:
+        beside_rows["offset"] = shift + beside_rows.get("offset", 0.0)
+    made = rows(right, left.iloc[:, 0], **beside_rows, **part.marked)
     design = Design(
         formula=formula,
         columns=known,

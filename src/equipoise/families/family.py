@@ -86,6 +86,8 @@ class Family:
         `sup d2` and `sup |d3|` over the real line as functions of `(y, p)`, or None where they are infinite.
     exponential_mean
         Whether the loss grows exponentially, so that chains are guarded by default (theory §10).
+    law
+        The law of the response, whatever the link: the name of the family with the usual one.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Family:
     second_bound: Callable[[Array, Array], Array] | None
     third_bound: Callable[[Array, Array], Array] | None
     exponential_mean: bool
+    law: str
 
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
         # families are known by name: their functions need not travel
@@ -261,6 +264,7 @@ FAMILIES: dict[str, Family] = {
         second_bound=lambda y, p: np.full_like(y, p[0] ** -2),
         third_bound=lambda y, p: np.zeros_like(y),  # noqa: ARG005
         exponential_mean=False,
+        law="gaussian",
     ),
     "bernoulli": Family(
         name="bernoulli",
@@ -276,6 +280,7 @@ FAMILIES: dict[str, Family] = {
         second_bound=lambda y, p: np.full_like(y, 0.25),  # noqa: ARG005
         third_bound=lambda y, p: np.full_like(y, 1.0 / (6.0 * 3.0**0.5)),  # noqa: ARG005
         exponential_mean=False,
+        law="bernoulli",
     ),
     "poisson": Family(
         name="poisson",
@@ -290,6 +295,7 @@ FAMILIES: dict[str, Family] = {
         second_bound=None,
         third_bound=None,
         exponential_mean=True,
+        law="poisson",
     ),
     "gamma": Family(
         name="gamma",
@@ -304,6 +310,7 @@ FAMILIES: dict[str, Family] = {
         second_bound=None,
         third_bound=None,
         exponential_mean=True,
+        law="gamma",
     ),
     "negative-binomial": Family(
         name="negative-binomial",
@@ -325,5 +332,6 @@ FAMILIES: dict[str, Family] = {
         second_bound=lambda y, p: 0.25 * (y + 1.0 / p[0]),
         third_bound=lambda y, p: (y + 1.0 / p[0]) / (6.0 * 3.0**0.5),
         exponential_mean=True,
+        law="negative-binomial",
     ),
 }

@@ -127,9 +127,7 @@ def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int)
         path.append((np.log(constant), np.log(wanted / constant)))
         if _agree(path):
             require_residuals(problem, _sizeable(here, result.theta))
-            failure = problem.search.refused(constant)
-            if failure is not None:
-                raise failure
+            problem.search.require_constant(constant)
             return replace(result, iterations=iterations, constant=constant)
         here = problem.at_constant(float(np.exp(_secant(path))))
         try:

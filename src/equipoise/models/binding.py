@@ -34,6 +34,7 @@ def bind(
     context: Mapping[str, Callable[..., object]] | None = None,
     clusters: object = None,
     time: object = None,
+    trials: object = None,
 ) -> Problem:
     """Bind a model to its data, once for all verbs.
 
@@ -47,7 +48,7 @@ def bind(
     data
         `(X, y)`, a source from `eq.data`, a pytree of arrays for a loss of your own, or a DataFrame or file path together
         with `formula`.
-    formula, weights, frequency, offset, missing, context
+    formula, weights, frequency, offset, trials, missing, context
         How to read a table: see `eq.data.table`.
     clusters, time
         To which clusters rows belong and when they were observed, for targets that ask: column names of a table, names
@@ -84,10 +85,10 @@ def bind(
             "data", "given with a model", "None (NoneType)", "pass (X, y), a table, or a problem from eq.bind"
         )
     if formula is not None:
-        beside = {"weights": weights, "frequency": frequency, "offset": offset}
+        beside = {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials}
         marks = {"clusters": clusters, "time": time}
         return model.bind(table(data, formula, **beside, missing=missing, context=context, **marks))
-    return model.bind(_source(data, weights, frequency, offset)).marked(clusters, time)
+    return model.bind(_source(data, weights, frequency, offset, trials)).marked(clusters, time)
 
 
 def _source(data: object, *beside: object) -> object:
@@ -96,7 +97,7 @@ def _source(data: object, *beside: object) -> object:
         raise InvalidInput("formula", "given for a table", None, "pass formula='y ~ x', or (X, y) arrays")
     if any(given is not None for given in beside):
         raise InvalidInput(
-            "weights, frequency, offset",
+            "weights, frequency, offset, trials",
             "column names that go with a formula",
             "no formula",
             "use eq.data.rows(X, y, weights=..., frequency=..., offset=...)",

@@ -105,6 +105,10 @@ class GLM:
                 f"{first} ({bad} such rows)",
                 "recode the response or choose another family",
             )
+        if self.family.law != "bernoulli" and next(iter(source.blocks())).trials is not None:
+            raise InvalidInput(
+                "trials", f"left out for the {self.family.name} family", "given", "use eq.glm('bernoulli')"
+            )
         dim = len(source.names)
         return LinearProblem(self, source, source.n, self._precision(dim), self._mean(dim))
 

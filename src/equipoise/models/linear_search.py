@@ -19,7 +19,7 @@ from equipoise.errors import FitFailed
 from equipoise.linalg import symmetric, weighted_gram
 from equipoise.models.passes import ResidualPass, counted, predictor, weighted
 from equipoise.models.problem import Relaxation, Scaled, Yardstick
-from equipoise.models.profile import without_end
+from equipoise.models.profile import require_inside
 from equipoise.models.separation import recession, separated
 from equipoise.models.units import in_unit
 
@@ -69,7 +69,7 @@ class _StartPass:
         if self.family.name == "gaussian":
             return y
         with np.errstate(all="ignore"):
-            eta = self.family.link(0.25 + 0.5 * y if self.family.name == "bernoulli" else 0.5 * (y + self.center))
+            eta = self.family.link(0.25 + 0.5 * y if self.family.law == "bernoulli" else 0.5 * (y + self.center))
         return np.where(np.isfinite(eta), eta, 0.0)
 
     def __call__(self, rows: Rows) -> _StartSums:
@@ -180,10 +180,10 @@ class LinearSearch:
             raise _beyond(problem)
         return found
 
-    def refused(self, constant: float) -> FitFailed | None:
-        """A dispersion of zero, or a shape without end."""
+    def require_constant(self, constant: float) -> None:
+        """Say so of a dispersion of zero, or a shape without end."""
         family = self.problem.model.family
-        return without_end(family.parameter or "", constant, self.problem.source.response)
+        require_inside(family.parameter or "", constant, self.problem.source.response)
 
     def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
         """Separated data, where they are; squared loss has a minimiser, and that a bounded loss levels off proves nothing."""
@@ -289,4 +289,4 @@ def _saturated(family: Family, y: Array, floor: float) -> Array:
     """The predictor that fits each row by itself, kept off the ends of the link."""
     if family.name == "gaussian":
         return y
-    return family.link(np.clip(y, 1e-3, 1.0 - 1e-3) if family.name == "bernoulli" else np.maximum(y, floor))
+    return family.link(np.clip(y, 1e-3, 1.0 - 1e-3) if family.law == "bernoulli" else np.maximum(y, floor))

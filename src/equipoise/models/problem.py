@@ -187,8 +187,8 @@ class Search(Protocol):
         """The problem in the data's own unit; None when the loss has no unit."""
         ...
 
-    def refused(self, constant: float) -> FitFailed | None:
-        """What to say of an estimated constant that the rows do not determine."""
+    def require_constant(self, constant: float) -> None:
+        """Raise `FitFailed`, or warn, of an estimated constant that the rows do not determine."""
         ...
 
     def explain(self, candidates: Sequence[Array]) -> FitFailed | None:

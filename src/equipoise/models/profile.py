@@ -5,6 +5,7 @@ With the fit repeated until both agree, they are those of the joint likelihood.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,10 +15,10 @@ from scipy.special import digamma, polygamma
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
-from equipoise.errors import FitFailed
+from equipoise.errors import EquipoiseWarning, FitFailed
 from equipoise.models.passes import counted, predictor, weighted
 
-__all__ = ["profiled", "without_end"]
+__all__ = ["profiled", "require_inside"]
 
 _ROUNDS = 60
 _SETTLED = 1e-14  # change of a logarithm
@@ -31,19 +32,27 @@ def profiled(family: str, source: Source[Rows], theta: Array) -> float:
     return _shape(source, theta) if family == "gamma" else _dispersion(source, theta)
 
 
-def without_end(parameter: str, constant: float, response: str) -> FitFailed | None:
-    """What to say of a constant at the end of its range: the likelihood rises towards there."""
+def require_inside(parameter: str, constant: float, response: str) -> None:
+    """Say so where a constant is at the end of its range, towards which the likelihood rises.
+
+    Raises
+    ------
+    FitFailed
+        For a shape without end: the response is fitted exactly. A dispersion of zero is Poisson's, and only a warning.
+    """
     if parameter == "dispersion" and np.log(constant) < _LEAST + 0.01:
-        return FitFailed(
+        warnings.warn(
             f"the counts {response} vary no more than Poisson's around their means: the dispersion of largest likelihood is "
-            "zero. To fix: use eq.glm('poisson'), or pass dispersion=."
+            f"zero, and {np.exp(_LEAST):g} was taken, which is Poisson's. To be free of this: use eq.glm('poisson'), or pass "
+            "dispersion=.",
+            EquipoiseWarning,
+            stacklevel=2,
         )
     if parameter == "shape" and constant > _EXACT:
-        return FitFailed(
+        raise FitFailed(
             f"the columns fit the response {response} exactly: no shape can be estimated. To fix: pass shape=, or leave out "
             "the columns that define the response."
         )
-    return None
 
 
 class _ShapeSums(NamedTuple):

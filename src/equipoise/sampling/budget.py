@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from pathlib import Path
 
 from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.files import available_memory
 
-__all__ = ["announce", "available_memory", "leverage_seconds", "predicted_seconds", "require_possible"]
+__all__ = ["announce", "leverage_seconds", "predicted_seconds", "require_possible"]
 
 _MOST_CHAINS = 10_000  # each has a state and a stream of its own; beyond this more draws per chain say more
 _MOST_SECONDS = 1000 * 3600.0  # six weeks
@@ -24,20 +24,6 @@ def predicted_seconds(chains: int, steps: int, batch: int, dim: int) -> float:
 def leverage_seconds(n: int, dim: int) -> float:
     """What leverages, their curvature number and their table take: three passes over the rows and a sort of them."""
     return n * (1.5e-10 * dim * dim + 1e-7)
-
-
-def available_memory() -> float:
-    """Bytes that can be had without swapping; infinite where the system does not say."""
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return 1024.0 * int(line.split()[1])
-    except (OSError, ValueError):
-        pass  # not Linux
-    try:
-        return float(os.sysconf("SC_PHYS_PAGES")) * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return float("inf")
 
 
 def require_possible(chains: int, draws: int, dim: int, seconds: float) -> None:

@@ -61,10 +61,8 @@ class GeneralSearch:
         """Nothing is known of a general loss's units."""
         return None
 
-    def refused(self, constant: float) -> FitFailed | None:
+    def require_constant(self, constant: float) -> None:
         """No constant is estimated."""
-        del constant
-        return None
 
     def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
         """A general loss may rise again far away: nothing can be concluded."""
