@@ -21,7 +21,9 @@ __all__ = ["second_law", "step_costs", "whole_job"]
 
 # Effective draws of one repeat. Those of plain SGD on a million rows take a tenth of a second each.
 _MANY, _PLAIN, _PLAIN_LARGE, _SMOKE = 20_000, 2000, 200, 100
-_LARGE = 100_000  # rows from which a workload is left to those who can
+_LARGE = 100_000  # rows from which runs are few and long
+# Where NUTS and the JAX engine take part. A smoke run compiles them for one workload.
+_PEERS, _PEERS_SMOKE = ("W1", "W2"), ("W1",)
 # Chains as `eq.plan` makes them: the target, and what else is asked for.
 _PLANS: dict[str, dict[str, Any]] = {
     "plain SGD": {"target": "sandwich", "sampler": "sgmcmc"},
@@ -61,7 +63,7 @@ def _rates(prepared: Prepared, settings: Settings) -> dict[str, Any]:
         for name in _PLANS  # type: ignore[misc]
     }
     makers["independent Gaussian draws"] = lambda: _gaussian(prepared, settings)
-    if prepared.workload.rows < _LARGE:
+    if prepared.workload.name in (_PEERS_SMOKE if settings.smoke else _PEERS):
         makers["NumPyro NUTS"] = lambda: _Sampler(compiled_nuts(prepared, settings), 0.0, {})
     samplers: dict[str, _Sampler] = {}
     found = {name: guarded(lambda n=name, m=make: _ready(samplers, n, m)) for name, make in makers.items()}  # type: ignore[misc]
@@ -159,7 +161,7 @@ def step_costs(workloads: list[Prepared], settings: Settings) -> dict[str, Any]:
     cases: dict[str, Any] = {}
     for prepared in workloads:
         engines = {"Numba": numba_engine}
-        if prepared.workload.rows < _LARGE:
+        if prepared.workload.name in (_PEERS_SMOKE if settings.smoke else _PEERS):
             engines["JAX"] = jax_engine
         for batch in prepared.workload.batches:
             if batch > 1000:
