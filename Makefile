@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 
-.PHONY: setup demo test lint format types docs coverage-study bench bench-peers reproduce clean
+.PHONY: setup demo test lint format types docs coverage-study posteriors bench bench-peers reproduce clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,9 @@ docs: setup
 
 coverage-study: setup
 	$(BIN)/python benchmarks/interval_coverage.py
+
+posteriors: setup
+	$(BIN)/python benchmarks/posteriors.py
 
 bench-peers: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0

@@ -17,8 +17,8 @@ __all__ = ["NAMES", "run", "write_pages"]
 
 # The sections, in the order in which they are measured.
 NAMES = (
-    "checks", "W1", "W2", "W3", "roofline", "threads", "offline", "memory", "ess", "intervals", "passes", "growth",
-    "step_matrix", "start_up",
+    "checks", "W1", "W2", "W3", "roofline", "threads", "offline", "whole_job", "memory", "second_law", "steps",
+    "ess", "intervals", "passes", "growth", "step_matrix", "start_up",
 )  # fmt: skip
 
 

@@ -16,9 +16,12 @@ __all__ = [
     "autodiff_run",
     "compiled_run",
     "engine_for",
+    "engine_run",
+    "jax_engine",
     "jax_functions",
     "jax_scan_run",
     "linear_run",
+    "numba_engine",
     "numpy_run",
     "scan",
 ]
@@ -27,44 +30,55 @@ __all__ = [
 Run = Callable[[int, int], Array]
 
 
-def engine_for(cell: Cell, tuning: eq.Tuning | None = None) -> Any:
-    """The linear engine on a cell's problem."""
+def numba_engine(prepared: Prepared, tuning: eq.Tuning, dtype: str = "float64") -> Any:
+    """Our linear engine on a workload, with its default guard; all rows are whitened when it is made."""
     from equipoise.sampling.run import resolve_guard
 
-    problem = eq.bind(cell.prepared.model, (cell.prepared.x, cell.prepared.y))
-    tuning = cell.tuning if tuning is None else tuning
-    return problem.engine(tuning, resolve_guard(problem, tuning, "auto"), cell.dtype)
+    problem = eq.bind(prepared.model, (prepared.x, prepared.y))
+    return problem.engine(tuning, resolve_guard(problem, tuning, "auto"), dtype)
 
 
-def linear_run(cell: Cell, langevin: bool = False) -> Run:
-    """Our linear engine with its default guard; as SGLD, with injected noise, on request."""
-    tuning = None
-    if langevin:
-        # the edge of feasibility is near β = N (theory eq. 3.3): four times that leaves room for gradient noise
-        tuning = cell.prepared.tune(cell.batch, inverse_temperature=4.0 * cell.prepared.workload.rows)
-    return _engine_run(engine_for(cell, tuning), cell)
-
-
-def autodiff_run(cell: Cell) -> Run:
+def jax_engine(prepared: Prepared, tuning: eq.Tuning) -> Any:
     """Our JAX engine: the same loss written as a function of one row."""
     from equipoise.sampling.run import resolve_guard
 
-    loss, _ = jax_functions(cell.prepared)
-    model = eq.Model(lambda p, row: -loss(p, (row["x"], row["y"])), init=np.zeros(cell.prepared.workload.dim))
-    problem = eq.bind(model, {"x": cell.prepared.x, "y": cell.prepared.y})
-    return _engine_run(problem.engine(cell.tuning, resolve_guard(problem, cell.tuning, None)), cell)
+    loss, _ = jax_functions(prepared)
+    model = eq.Model(lambda p, row: -loss(p, (row["x"], row["y"])), init=np.zeros(prepared.workload.dim))
+    problem = eq.bind(model, {"x": prepared.x, "y": prepared.y})
+    return problem.engine(tuning, resolve_guard(problem, tuning, None))
 
 
-def _engine_run(engine: Any, cell: Cell) -> Run:
-    pool = ThreadPoolExecutor(1)
+def engine_for(cell: Cell, tuning: eq.Tuning | None = None) -> Any:
+    """The linear engine on a cell's problem."""
+    return numba_engine(cell.prepared, cell.tuning if tuning is None else tuning, cell.dtype)
+
+
+def engine_run(engine: Any, tuning: eq.Tuning, thin: int) -> Run:
+    """One chain of an engine on one thread, started from its predicted law."""
+    pool, root = ThreadPoolExecutor(1), np.linalg.cholesky(tuning.predicted.cov)
 
     def run(steps: int, seed: int) -> Array:
-        state = engine.start(cell.tuning.center, np.random.SeedSequence(seed))
-        out = np.empty((steps // cell.thin, cell.tuning.dim))
-        engine.advance([state], steps, cell.thin, [out], pool)
+        away = root @ np.random.default_rng(seed).standard_normal(tuning.dim)
+        state = engine.start(tuning.center + away, np.random.SeedSequence(seed))
+        out = np.empty((steps // thin, tuning.dim))
+        engine.advance([state], steps, thin, [out], pool)
         return out
 
     return run
+
+
+def linear_run(cell: Cell, langevin: bool = False) -> Run:
+    """Our linear engine; as SGLD, with injected noise, on request."""
+    tuning = cell.tuning
+    if langevin:
+        # the edge of feasibility is near β = N (theory eq. 3.3): four times that leaves room for gradient noise
+        tuning = cell.prepared.tune(cell.batch, inverse_temperature=4.0 * cell.prepared.workload.rows)
+    return engine_run(engine_for(cell, tuning), tuning, cell.thin)
+
+
+def autodiff_run(cell: Cell) -> Run:
+    """Our JAX engine."""
+    return engine_run(jax_engine(cell.prepared, cell.tuning), cell.tuning, cell.thin)
 
 
 def numpy_run(cell: Cell, tight: bool = False) -> Run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from benchmarks.suite.measure import Settings, guarded, interleave, say
 from benchmarks.suite.peers import require
 from benchmarks.suite.workloads import WORKLOADS, Array, Prepared, Workload, make_data, prepare, smaller
 
-__all__ = ["against_bootstrap", "against_nuts", "effective_draws", "per_data_pass"]
+__all__ = ["against_bootstrap", "against_nuts", "compiled_nuts", "effective_draws", "per_data_pass"]
 
 
 # Warm-up and draws of NUTS.
@@ -38,7 +39,7 @@ def effective_draws(draws: Array) -> Array:
 
 
 def against_nuts(settings: Settings) -> dict[str, Any]:
-    """Minimum effective draws per second: NUTS on the posterior, and our chain tuned to the posterior's covariance."""
+    """Minimum effective draws per second of the posterior: `eq.calibrate` as it is, plain SGD alone, and NUTS."""
     return {w.name: guarded(lambda w=w: _one_against_nuts(w, settings)) for w in _small(settings)}  # type: ignore[misc]
 
 
@@ -50,9 +51,12 @@ def _one_against_nuts(workload: Workload, settings: Settings) -> dict[str, Any]:
     prepared = prepare(workload)
     measures = {
         "equipoise, whole job": lambda: _our_job(prepared, settings),
+        "plain SGD, whole job": lambda: _our_job(
+            prepared, settings, sampler="sgmcmc", batch_size=prepared.workload.batches[-1]
+        ),
         "NumPyro NUTS, whole job": lambda: _nuts_job(prepared, settings),
         "NumPyro NUTS, whole job, compiled before": lambda: _nuts_compiled_job(prepared, settings),
-        "equipoise, sampling only": lambda: _our_rate(prepared, settings),
+        "plain SGD, sampling only": lambda: _our_rate(prepared, settings),
         "NumPyro NUTS, sampling only": lambda: _nuts_rate(prepared, settings),
     }
     found: dict[str, dict[str, Any]] = {}
@@ -62,14 +66,14 @@ def _one_against_nuts(workload: Workload, settings: Settings) -> dict[str, Any]:
     return found
 
 
-def _our_job(prepared: Prepared, settings: Settings) -> dict[str, Any]:
+def _our_job(prepared: Prepared, settings: Settings, **moves: Any) -> dict[str, Any]:
     """`eq.calibrate` from the data on: fit, moments, tuning and one chain on one thread."""
-    data, batch = (prepared.x, prepared.y), prepared.workload.batches[-1]
+    data = prepared.x, prepared.y
 
     def job(seed: int) -> Array:
         made = eq.calibrate(
             prepared.model, data, "posterior", ess=100 if settings.smoke else 4000, chains=1, seed=seed,
-            batch_size=batch, progress=False, threads=1,
+            progress=False, threads=1, **moves,
         )  # fmt: skip
         return made.draws
 
@@ -121,7 +125,7 @@ def _nuts_compiled_job(prepared: Prepared, settings: Settings) -> dict[str, Any]
 
 
 def _our_rate(prepared: Prepared, settings: Settings) -> dict[str, Any]:
-    """`eq.sample` from start to end, one chain on one thread, tuned to the posterior."""
+    """`eq.sample` from start to end: one chain of plain SGD on one thread, tuned to the posterior."""
     tuning = prepared.tune(prepared.workload.batches[-1], "posterior")
     thin = max(1, int(tuning.predicted.iact() // 10))
     draws = int((100 if settings.smoke else 4000) * tuning.predicted.iact() / thin)
@@ -137,7 +141,12 @@ def _our_rate(prepared: Prepared, settings: Settings) -> dict[str, Any]:
 
 
 def _nuts_rate(prepared: Prepared, settings: Settings) -> dict[str, Any]:
-    """NUTS started at the minimiser, timed after its warm-up and after it is compiled.
+    """NUTS after its warm-up and after it is compiled."""
+    return _ess_rates(compiled_nuts(prepared, settings), 1 if settings.smoke else 3)
+
+
+def compiled_nuts(prepared: Prepared, settings: Settings) -> Callable[[int], Array]:
+    """NUTS started at the minimiser, warmed up and compiled: every call goes on for as many draws, whatever the seed.
 
     Through NumPyro's functional interface, in one compiled scan: it is faster so than users of `MCMC.run` see it.
     """
@@ -171,7 +180,7 @@ def _nuts_rate(prepared: Prepared, settings: Settings) -> dict[str, Any]:
         held[0], sampled = compiled(held[0], rows, draws)
         return np.asarray(sampled, dtype=np.float64)[None]
 
-    return _ess_rates(job, 1 if settings.smoke else 3)
+    return job
 
 
 def _ess_rates(job: Callable[[int], Array], repeats: int) -> dict[str, Any]:
@@ -201,11 +210,13 @@ def against_bootstrap(settings: Settings) -> dict[str, Any]:
             rows = rng.integers(0, len(y), len(y))
             glm(y[rows], x[rows], family=poisson()).fit(start_params=center)
 
-    def calibrate() -> None:
-        eq.calibrate(eq.glm("poisson"), (x, y), ess=ess, progress=False, threads=1)
+    def calibrate(sampler: str) -> None:
+        eq.calibrate(eq.glm("poisson"), (x, y), ess=ess, sampler=sampler, progress=False, threads=1)
 
-    calibrate()  # compiles
-    seconds = interleave({"equipoise": calibrate, "bootstrap": bootstrap}, 1 if settings.smoke else 3)
+    ours = {"equipoise": partial(calibrate, "auto"), "plain SGD": partial(calibrate, "sgmcmc")}
+    for job in ours.values():
+        job()  # compiles
+    seconds = interleave({**ours, "bootstrap": bootstrap}, 1 if settings.smoke else 3)
     ratio = min(seconds["bootstrap"]) / min(seconds["equipoise"])
     say(f"intervals: bootstrap takes {ratio:.1f} times as long")
     return {"replicates": replicates, "ess": ess, "seconds": seconds, "ratio": ratio}

@@ -14,11 +14,12 @@ __all__ = ["render", "write_block"]
 def render(data: dict[str, Any], full: bool = True) -> str:
     """The tables of a run: speed, and with `full` claims and everything else."""
     sections = data["sections"]
-    parts = [_machine(data), _speed(sections)]
+    parts = [_machine(data), _second_law(sections), _speed(sections)]
     if full:
         # the times of a smoke run mean nothing, so nothing is held against them
         parts.append("" if data["settings"]["smoke"] else _claims(verdicts(data)))
-        parts += [_effective(sections), _roofline(sections), _growth(sections), _offline(sections), _checks(sections)]
+        pages = (_steps, _effective, _roofline, _growth, _offline, _checks)
+        parts += [page(sections) for page in pages]
         parts.append(_missing(data))
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -100,6 +101,61 @@ def _claims(found: list[Verdict]) -> str:
     return table(["claim", "against", "measured", "wanted", "holds"], rows) if rows else ""
 
 
+def _second_law(sections: dict[str, Any]) -> str:
+    """Rates of all samplers, each with its multiple of plain SGD, NUTS and independent draws, and its rows beside ρ."""
+    rows = []
+    for workload, found in sections.get("second_law", {}).items():
+        if not isinstance(found, dict):
+            continue
+        rates = {k: r["ess_per_second"] for k, r in found.items() if isinstance(r, dict) and "ess_per_second" in r}
+        for name, rate in rates.items():
+            result = found[name]
+            multiples = [f"{number(rate / rates[peer])}×" if peer in rates else "–" for peer in _LAW_PEERS]
+            cost = ["–", "–", "–"]
+            if "curvature_number" in result:
+                keys = ("batch_size", "rows_per_draw", "curvature_number")
+                cost = [number(result[key]) for key in keys]
+            label = f"**{workload} {name}**" if name.startswith("control") else f"{workload} {name}"
+            rows.append([label, number(rate), *multiples, *cost])
+    if not rows:
+        return ""
+    head = [
+        "effective draws, sampling only", "per second", "of plain SGD", "of NUTS", "of independent draws", "batch",
+        "rows per effective draw", "ρ",
+    ]  # fmt: skip
+    return "\n\n".join(part for part in (table(head, rows), _whole_job(sections)) if part)
+
+
+_LAW_PEERS = ("plain SGD", "NumPyro NUTS", "independent Gaussian draws")
+
+
+def _whole_job(sections: dict[str, Any]) -> str:
+    job = sections.get("whole_job", {})
+    if "passes" not in job:
+        return ""
+    seconds = min(job["seconds"]["calibrate"])
+    text = (
+        f"The whole job at W3, from arrays to the printed summary with {job['ess']} effective draws: {number(seconds)} s, "
+        f"{number(job['passes'])} times a pass over the data"
+    )
+    if "share" not in job:
+        return text + "."
+    theirs = job["statsmodels"]["seconds"]
+    return f'{text}; statsmodels\' `GLM.fit(cov_type="HC0")` alone takes {number(theirs)} s.'
+
+
+def _steps(sections: dict[str, Any]) -> str:
+    cases = sections.get("steps", {}).get("cases", {})
+    rows = [
+        [name, *(f"{number(1e6 / rate['rate'])}" for rate in case["rates"].values()),
+         *(f"{number(ratio)}×" for ratio in case["ratios"].values())]
+        for name, case in cases.items()
+        if "ratios" in case
+    ]  # fmt: skip
+    head = ["µs per step", "SGLD", "control variates", "by leverage", "control variates / SGLD", "leverage / uniform"]
+    return "### Steps at the same batch size\n\n" + table(head, rows) if rows else ""
+
+
 def _effective(sections: dict[str, Any]) -> str:
     rows = []
     for workload, pair in sections.get("ess", {}).items():
@@ -117,9 +173,10 @@ def _effective(sections: dict[str, Any]) -> str:
         parts.append(table(["effective draws per data pass", "observed", "predicted, worst direction", "theory"], rows))
     job = sections.get("intervals", {})
     if "ratio" in job:
-        ours, theirs = (min(job["seconds"][k]) for k in ("equipoise", "bootstrap"))
+        ours, plain, theirs = (min(job["seconds"][k]) for k in ("equipoise", "plain SGD", "bootstrap"))
         parts.append(
-            f"Intervals for W2: `eq.calibrate` {number(ours)} s, {job['replicates']} refits {number(theirs)} s."
+            f"Intervals for W2: `eq.calibrate` {number(ours)} s ({number(plain)} s with plain SGD), {job['replicates']} "
+            f"refits {number(theirs)} s."
         )
     return "\n\n".join(parts)
 

@@ -18,6 +18,7 @@ from benchmarks.suite.offline import offline_passes, peak_memory, start_up, step
 from benchmarks.suite.plot import plot
 from benchmarks.suite.report import render
 from benchmarks.suite.scaling import growth, threads
+from benchmarks.suite.second_law import second_law, step_costs, whole_job
 from benchmarks.suite.throughput import check_contenders, measure_workload
 from benchmarks.suite.workloads import WORKLOADS, Prepared, prepare, smaller
 
@@ -40,7 +41,10 @@ SECTIONS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "roofline": lambda s: roofline(_prepared(2, s.smoke), s),
     "threads": lambda s: threads([_prepared(k, s.smoke) for k in range(3)], s),
     "offline": lambda s: offline_passes(_prepared(2, s.smoke), s),
+    "whole_job": lambda s: whole_job(_prepared(2, s.smoke), s),
     "memory": lambda s: peak_memory(_prepared(2, s.smoke), s),
+    "second_law": lambda s: second_law([_prepared(k, s.smoke) for k in range(3)], s),
+    "steps": lambda s: step_costs([_prepared(k, s.smoke) for k in range(3)], s),
     "ess": against_nuts,
     "intervals": against_bootstrap,
     "passes": per_data_pass,

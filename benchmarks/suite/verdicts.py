@@ -60,6 +60,9 @@ def verdicts(data: dict[str, Any]) -> list[Verdict]:
         "W1": _throughput,
         "W2": _throughput,
         "W3": _throughput,
+        "second_law": _second_law,
+        "whole_job": _whole_job,
+        "steps": _steps,
         "ess": _effective,
         "roofline": _roofline,
         "threads": _threads,
@@ -106,19 +109,61 @@ def _ratio(label: str, ours: str, peer: str, cell: dict[str, Any], low: float) -
     return Verdict(what, peer, cell[ours]["rate"] / cell[peer]["rate"], low=low)
 
 
+# The sampler, what it is held against, by how much it should be faster, and where.
+_SECOND_LAW = (
+    ("control variates, sandwich", "plain SGD", 30.0, ("W1", "W2")),
+    ("control variates, sandwich", "plain SGD", 2000.0, ("W3",)),
+    ("control variates, posterior", "NumPyro NUTS", 200.0, ("W1", "W2")),
+    ("control variates, posterior, fidelity 0.9", "NumPyro NUTS", 40.0, ("W1", "W2")),
+)
+
+
+def _second_law(section: dict[str, Any]) -> Iterator[Verdict]:
+    for ours, theirs, low, workloads in _SECOND_LAW:
+        for workload in workloads:
+            if workload in section:
+                found = section[workload]
+                pair = [found.get(name, found) for name in (ours, theirs)]
+                yield _faster(f"{workload}, effective draws per second, {ours}", theirs, pair, low)
+
+
+def _faster(what: str, against: str, pair: list[dict[str, Any]], low: float) -> Verdict:
+    """How many times as many effective draws per second the first of two has."""
+    rates = [result.get("ess_per_second") for result in pair]
+    note = next((_absent(result) for result in pair if _absent(result)), "")
+    return Verdict(what, against, rates[0] / rates[1] if all(rates) else None, low=low, note=note)
+
+
+def _whole_job(section: dict[str, Any]) -> Iterator[Verdict]:
+    what = f"W3, from arrays to the summary, {section['ess']} effective draws"
+    yield Verdict(what, "one pass over the data", section["passes"], high=30.0)
+    note = _absent(section["statsmodels"])
+    yield Verdict(what, "statsmodels' fit with HC0", section.get("share"), high=0.1, note=note)
+
+
+def _steps(section: dict[str, Any]) -> Iterator[Verdict]:
+    for name, case in section["cases"].items():
+        measured = case.get("ratios", {}).get("control variates over SGLD")
+        high = 2.2 if name.endswith("JAX") else 1.1
+        yield Verdict(f"{name}, time of a step with control variates", "SGLD", measured, high=high, note=_absent(case))
+
+
 def _effective(section: dict[str, Any]) -> Iterator[Verdict]:
     for workload, found in section.items():
         if not isinstance(found, dict):
             continue
-        for scope in ("whole job", "whole job, compiled before", "sampling only"):
+        for ours, scope in (
+            ("equipoise", "whole job"),
+            ("equipoise", "whole job, compiled before"),
+            ("plain SGD", "whole job"),
+            ("plain SGD", "whole job, compiled before"),
+            ("plain SGD", "sampling only"),
+        ):
             # our compiled loops are on disk in any case
-            ours = scope.removesuffix(", compiled before")
-            pair = [found.get(name, found) for name in (f"equipoise, {ours}", f"NumPyro NUTS, {scope}")]
-            rates = [result.get("ess_per_second") for result in pair]
-            note = next((_absent(result) for result in pair if _absent(result)), "")
-            measured = rates[0] / rates[1] if all(rates) else None
-            what = f"{workload}, effective draws per second, {scope}"
-            yield Verdict(what, "NumPyro NUTS", measured, low=20.0, note=note)
+            name = f"{ours}, {scope.removesuffix(', compiled before')}"
+            pair = [found.get(n, found) for n in (name, f"NumPyro NUTS, {scope}")]
+            what = f"{workload}, effective draws per second, {ours}, {scope}"
+            yield _faster(what, "NumPyro NUTS", pair, 20.0)
 
 
 def _roofline(section: dict[str, Any]) -> Iterator[Verdict]:

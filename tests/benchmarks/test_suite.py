@@ -71,6 +71,19 @@ def test_contenders_sample_the_target(data) -> None:
     assert not {name: c for name, c in measured.items() if not c["passed"]}
 
 
+@one_worker
+def test_samplers_are_what_they_are_called_and_cost_what_is_predicted(data) -> None:
+    for workload in ("W1", "W2", "W3"):
+        found = data["sections"]["second_law"][workload]
+        assert ("NumPyro NUTS" in found) == (workload == "W1")
+        assert found["plain SGD"]["predicted_rows_per_draw"] > 350.0  # of 400
+        for target in ("sandwich", "posterior"):
+            cheap = found[f"control variates, {target}"]
+            # 100 effective draws of four parameters, whose ess is within a third or so of what it should be
+            assert 0.6 < cheap["rows_per_draw"] / cheap["predicted_rows_per_draw"] < 1.7
+            assert cheap["predicted_rows_per_draw"] < 120.0
+
+
 def test_the_check_sees_a_chain_that_is_too_wide() -> None:
     workload = smaller(WORKLOADS[0])
     cell = make_cell(prepare(workload), workload.batches[0])
@@ -186,14 +199,70 @@ def test_claims_hold_or_fail_by_their_thresholds() -> None:
 def test_nuts_is_held_against_in_every_scope() -> None:
     rates = {
         "equipoise, whole job": 40.0,
+        "plain SGD, whole job": 20.0,
         "NumPyro NUTS, whole job": 1.0,
         "NumPyro NUTS, whole job, compiled before": 4.0,
-        "equipoise, sampling only": 50.0,
+        "plain SGD, sampling only": 50.0,
         "NumPyro NUTS, sampling only": 2.0,
     }
     section = {"W1": {name: {"ess_per_second": rate} for name, rate in rates.items()}}
     found = {v.what.partition("second, ")[2]: v.measured for v in verdicts({"sections": {"ess": section}})}
-    assert found == {"whole job": 40.0, "whole job, compiled before": 10.0, "sampling only": 25.0}
+    assert found == {
+        "equipoise, whole job": 40.0,
+        "equipoise, whole job, compiled before": 10.0,
+        "plain SGD, whole job": 20.0,
+        "plain SGD, whole job, compiled before": 5.0,
+        "plain SGD, sampling only": 25.0,
+    }
+
+
+def law_section(nuts: dict) -> dict:
+    """Rates of one workload, as the section has them."""
+    rates = {
+        "plain SGD": 10.0,
+        "control variates, sandwich": 400.0,
+        "control variates, posterior": 300.0,
+        "control variates, posterior, fidelity 0.9": 50.0,
+        "independent Gaussian draws": 1600.0,
+    }
+    facts = {"batch_size": 64.0, "rows_per_draw": 70.0, "curvature_number": 51.0}
+    found = {name: {"ess_per_second": rate} for name, rate in rates.items()}
+    found["control variates, sandwich"] |= facts
+    return {**found, "NumPyro NUTS": nuts}
+
+
+def test_the_second_law_is_held_against_plain_chains_and_nuts() -> None:
+    law = {
+        "W1": law_section({"ess_per_second": 1.2}),
+        "W2": law_section({"not_installed": "numpyro"}),
+        "W3": law_section({}),
+    }
+    sections = {
+        "second_law": {**law, "measured_in_seconds": 1.0},
+        "whole_job": {"ess": 1000, "passes": 29.0, "seconds": {"calibrate": [2.0]}, "statsmodels": {"error": "gone"}},
+        "steps": {
+            "cases": {
+                f"W1 B=16, {engine}": {"rates": {}, "ratios": {"control variates over SGLD": 1.2}}
+                for engine in ("Numba", "JAX")
+            }
+        },
+    }
+    found = verdicts({"sections": sections})
+    told = {(v.what.partition(",")[0], v.what.rpartition("second, ")[2], v.against): v for v in found}
+    assert told["W1", "control variates, sandwich", "plain SGD"].measured == 40.0
+    assert told["W1", "control variates, sandwich", "plain SGD"].passed
+    assert told["W3", "control variates, sandwich", "plain SGD"].passed is False
+    assert told["W1", "control variates, posterior", "NumPyro NUTS"].passed
+    assert told["W1", "control variates, posterior, fidelity 0.9", "NumPyro NUTS"].passed
+    missing = told["W2", "control variates, posterior", "NumPyro NUTS"]
+    assert (missing.passed, missing.note) == (None, "numpyro is not installed")
+    assert [v.passed for v in found if "arrays to the summary" in v.what] == [True, None]
+    assert [v.passed for v in found if "time of a step" in v.what] == [False, True]
+    machine = {"caches": {}, "processor": "", "cores": 2, "load_at_start": 0, "versions": {}, "python": ""}
+    settings = {"smoke": False, "repeats": 1}
+    readme = render({"settings": settings, "machine": machine, "sections": sections}, full=False)
+    assert "| **W1 control variates, sandwich** | 400 | 40× | 333× | 0.25× | 64 | 70 | 51 |" in readme
+    assert "29 times a pass over the data." in readme
 
 
 def test_measuring_takes_turns_and_keeps_the_smallest() -> None:
