@@ -64,7 +64,7 @@ def test_a_loss_far_from_quadratic_takes_smaller_steps():
     x, y = misspecified("poisson", n=60)
     far, near = eq.plan(eq.glm("poisson"), (x, y)), eq.plan(eq.glm("gaussian"), (x, y))
     shift = far.tuning.predicted.mean_bias
-    assert np.sqrt(shift @ np.linalg.solve(far.tuning.target, shift)) > 0.15
+    assert np.sqrt(shift @ np.linalg.solve(far.tuning.target, shift) / 3) > 0.07
     assert gamma_of(far.tuning) == pytest.approx(0.5)
     assert gamma_of(near.tuning) == pytest.approx(1.0)
 

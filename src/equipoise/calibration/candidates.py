@@ -21,7 +21,8 @@ from equipoise.theory.moments import Moments
 __all__ = ["Candidate", "cheapest", "consider"]
 
 _SPREAD = 0.8  # the largest bρ of a chain with γ = 1
-_CURVED = 0.15  # standard deviations of predicted mean shift beyond which full Newton steps overshoot
+_CURVED = 0.07  # standard deviations of predicted mean shift, root mean square over directions, beyond which full
+# Newton steps overshoot
 _CAREFUL = 0.5  # and γ there: measured, the covariance's error is then near its smallest on losses of all kinds
 _TAILS = 0.3  # the largest excess kurtosis, in the worst direction
 _SMALLEST, _FAITHFUL = 4, 16  # rows in a batch, and in one of a chain with a fidelity
@@ -96,7 +97,7 @@ def _comfortable(moments: Moments, target: Array, quadratic: bool) -> float:
     if quadratic:
         return 1.0
     shift = -0.5 * np.linalg.solve(moments.hessian, moments.third_derivative(target))
-    size = float(np.sqrt(shift @ np.linalg.solve(target, shift)))
+    size = float(np.sqrt(shift @ np.linalg.solve(target, shift) / len(shift)))
     return _CAREFUL if size > _CURVED else 1.0
 
 
