@@ -12,14 +12,17 @@ import equipoise as eq
 from equipoise.arrays import Array
 from equipoise.experiments.designs import Study
 from equipoise.experiments.numbers import Row
-from equipoise.experiments.rules import true_law, tuned
+from equipoise.experiments.rules import CLOSED, true_law, tuned
+from equipoise.sampling.refinement import refine
 
 __all__ = [
     "Chain", "compare_rules", "covariance_error", "ks_distance", "ks_reference", "passes_for", "quantile_error",
-    "quantile_reference", "row", "run_chain",
+    "quantile_gap", "quantile_gap_of", "quantile_reference", "row", "run_chain",
 ]  # fmt: skip
 
 _LEVELS = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
+# Draws at which the Hessian is looked at: enough to tell few from most.
+_LOOKS = 20
 # Stored draws per pass over the data: autocorrelation time is one pass, so more would only repeat themselves.
 _PER_PASS = 4
 
@@ -39,7 +42,7 @@ class Chain:
     floor
         Monte Carlo error of its covariance, relative to the target.
     bias
-        Distance of the law's covariance from the target, relative to it.
+        Distance of the law's covariance from the target, relative to it; None after pilots, which trust no law.
     passes
         Passes over the data after burn-in.
     """
@@ -73,6 +76,9 @@ def run_chain(
     scale = float(np.linalg.norm(target))
     bias = None if law is None else float(np.linalg.norm(law.cov - target)) / scale
     mc = None if law is None else law.covariance_floor(draws, thin) * float(np.linalg.norm(law.cov)) / scale
+    if law is not None and tuning.internal is not None:
+        # after pilots the proxy's law is no longer what the chain is meant to have
+        bias, mc = None, law.covariance_floor(draws, thin)
     try:
         chains = eq.sample(
             study.model, study.data, tuning, draws=draws, chains=1, seed=seed, thin=thin, burn_in=burn_in, guard=None,
@@ -151,6 +157,21 @@ def quantile_reference(passes: float) -> float:
     return float(np.sqrt(np.mean(total) / max(passes, 1.0)))
 
 
+def quantile_gap(draws: Array | None, center: Array, target: Array) -> float:
+    """The same for each parameter by itself, in the target's standard deviations and without whitening."""
+    return quantile_error(draws, center, np.diag(np.diag(target)))
+
+
+def quantile_gap_of(law: eq.Stationary) -> float:
+    """What that gap is for an endless chain with this law's shift of the mean and skewness; NaN where they are not known.
+
+    Cornish and Fisher: skewness g moves the quantile of a standard normal at q by (q² − 1) g / 6.
+    """
+    q = ndtri(_LEVELS)[:, None]
+    gaps = law.mean_bias / np.sqrt(np.diag(law.cov)) + (q**2 - 1.0) * law.skewness / 6.0
+    return float(np.sqrt(np.mean(gaps**2, axis=0)).mean())
+
+
 def compare_rules(
     study: Study,
     rules: Iterable[str],
@@ -186,8 +207,43 @@ def compare_rules(
                 found += [{**r, "batch": label} for r in nuts]
                 continue
             tuning = tuned(rule, moments, target, size)
+            if rule == CLOSED:
+                # each of at most four pilots is as long as the run itself
+                tuning, done = refine(
+                    eq.bind(study.model, study.data), moments, tuning, seed=seed, rows=4 * length * study.rows, guard=None,
+                    progress=False,
+                )  # fmt: skip
+                cell["reason"] = f"Pilots: {done.words}."
             chain = run_chain(study, moments, tuning, target, seed, length, discarded)
             found += _of_chain(study, moments.params, chain, target, cell)
+            if rule == "dq-exact" and floor is not None:
+                found += _shape(study, chain, target, cell)
+    return found
+
+
+def _shape(study: Study, chain: Chain, target: Array, cell: dict[str, str]) -> list[Row]:
+    """Quantiles and skewness of a long chain beside what theory predicts, and where on the loss its draws lie."""
+    if chain.draws is None or chain.law is None:
+        return []
+    law, center = chain.law, chain.law.moments.params
+    found = [
+        row(
+            quantile_gap(chain.draws, center, target), metric="quantile_gap", floor=quantile_reference(chain.passes),
+            bias=quantile_gap_of(law), passes=chain.passes, **cell,
+        )
+    ]  # fmt: skip
+    if not np.isnan(law.skewness).any():
+        worst = int(np.abs(law.skewness).argmax())
+        off = chain.draws[:, worst] - chain.draws[:, worst].mean()
+        sign = float(np.sign(law.skewness[worst]))  # data sets differ in it
+        seen = float(np.mean(off**3) / np.mean(off**2) ** 1.5)
+        found.append(row(sign * seen, metric="largest_skewness", bias=sign * float(law.skewness[worst]), **cell))
+    if study.loss == "log":
+        return found
+    places = chain.draws[:: max(1, len(chain.draws) // _LOOKS)]
+    lowest = [np.linalg.eigvalsh(eq.moments(study.model, study.data, place).hessian)[0] for place in places]
+    share = float(np.mean(np.array(lowest) < 0.0))
+    found.append(row(share, metric="draws_where_the_loss_is_not_convex", **cell))
     return found
 
 

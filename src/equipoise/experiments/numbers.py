@@ -157,6 +157,10 @@ class Number:
         if self.metric == "calibration_error" and self.floor is not None:
             word = "At" if self.at_floor else "Above"
             return f"{word} the score of a perfectly calibrated method, {self.floor:.3f}."
+        if self.metric == "quantile_gap" and self.bias is not None:
+            return f"Its own skewness and shift of the mean predict {short(self.predicted)} with the noise."
+        if self.metric == "largest_skewness" and self.bias is not None:
+            return f"Predicted: {short(self.bias)}."
         if self.metric == "parameter_error" and self.floor is not None:
             return f"The minimiser itself is {self.floor:.3f} away."
         if self.metric != "covariance_error" or self.floor is None or self.bias is None:

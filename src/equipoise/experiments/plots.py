@@ -24,6 +24,7 @@ COLOURS = {
     "dq-const": palette.PURPLE,
     "dq-const-literal": palette.ORANGE,
     "ct-hessian": palette.SILVER,
+    "dq-exact-epochs": palette.ORANGE,
     "observed": palette.BLACK,
     "target": palette.BLACK,
     "floor": palette.GREY,

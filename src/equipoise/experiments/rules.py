@@ -9,7 +9,9 @@ import numpy as np
 import equipoise as eq
 from equipoise.arrays import Array
 
-__all__ = ["RULES", "true_law", "tuned"]
+__all__ = ["CLOSED", "RULES", "true_law", "tuned"]
+
+CLOSED = "dq-exact-closed"
 
 
 # How each rule is called in the tables, and what it is.
@@ -25,12 +27,13 @@ RULES = {
     "dq-exact": "discrete time, exact noise, step matrix in closed form",
     "dq-exact-sgld": "the same for SGLD at twice the smallest feasible inverse temperature",
     "dq-exact-momentum": "the same with momentum 0.5",
+    CLOSED: "dq-exact, its step corrected by what pilot runs show",
 }
 _MOMENTUM = 0.5
 
 
 def tuned(rule: str, moments: eq.Moments, target: Array, batch_size: int) -> eq.Tuning:
-    """The step matrix a rule gives for a target, with the dynamics it is to be run with."""
+    """The step matrix a rule gives for a target, with the dynamics it is to be run with; before pilots, where it has them."""
     dynamics = eq.Dynamics(batch_size)
     if rule == "dq-const-literal":
         # noise J in place of J/B is what the rule with 1/B says for batches of one row
@@ -42,7 +45,7 @@ def tuned(rule: str, moments: eq.Moments, target: Array, batch_size: int) -> eq.
         return eq.tune(moments, target, replace(dynamics, inverse_temperature=2.0 / float(slopes.min())))
     if rule == "dq-exact-momentum":
         return eq.tune(moments, target, replace(dynamics, momentum=_MOMENTUM))
-    return eq.tune(moments, target, dynamics, rule)
+    return eq.tune(moments, target, dynamics, "dq-exact" if rule == CLOSED else rule)
 
 
 def true_law(moments: eq.Moments, tuning: eq.Tuning) -> eq.Stationary | float:

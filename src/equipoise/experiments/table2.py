@@ -6,7 +6,16 @@ from equipoise.experiments.designs import boston
 from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, tell
-from equipoise.experiments.table1 import LONG_FLOOR, LONG_RULES, PRINTED_RULES, claim_closest, claim_small_batches
+from equipoise.experiments.rules import CLOSED
+from equipoise.experiments.table1 import (
+    LONG_FLOOR,
+    LONG_RULES,
+    PRINTED_RULES,
+    claim_closed,
+    claim_closest,
+    claim_quantiles,
+    claim_small_batches,
+)
 
 __all__ = ["ENTRY"]
 
@@ -36,7 +45,8 @@ def run(job: Job, scale: Scale) -> Result:
         )
         return {"rows": compare_rules(study, rules, sizes, seed, key, passes=scale.pick(None, 100))}
     sizes["0.5N"] = study.rows // 2
-    return {"rows": compare_rules(study, LONG_RULES, sizes, seed, key, floor=scale.pick(LONG_FLOOR, 0.08))}
+    rules = LONG_RULES if study.loss == "log" else (*LONG_RULES, CLOSED)
+    return {"rows": compare_rules(study, rules, sizes, seed, key, floor=scale.pick(LONG_FLOOR, 0.08))}
 
 
 def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
@@ -46,6 +56,8 @@ def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
         here = numbers.where(loss=loss, metric="covariance_error")
         found += claim_closest(here, f"Boston, {loss} loss")
         found += claim_small_batches(here, f"Boston, {loss} loss")
+        found += claim_closed(numbers.where(loss=loss), f"Boston, {loss} loss")
+        found += claim_quantiles(numbers.where(loss=loss), f"Boston, {loss} loss")
     log = numbers.where(loss="log", run="printed", metric="covariance_error", batch="16")
     estimated, assumed = log.at(method="lr-ws"), log.at(method="lr-ws-model")
     if estimated is not None and assumed is not None:

@@ -6,7 +6,7 @@ from equipoise.experiments.designs import german, poisson
 from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, tell
-from equipoise.experiments.table1 import LONG_FLOOR, claim_closest, claim_small_batches
+from equipoise.experiments.table1 import LONG_FLOOR, claim_closest, claim_quantiles, claim_small_batches
 
 __all__ = ["ENTRY"]
 
@@ -52,6 +52,7 @@ def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
         label = f"{dataset}, {setting}" if setting else dataset
         found += claim_closest(here, label)
         found += claim_small_batches(here, label)
+        found += claim_quantiles(numbers.where(setting=setting, dataset=dataset), label)
         literal, const, exact = (
             here.at(run="long", batch="0.1N", method=m) for m in ("dq-const-literal", "dq-const", "dq-exact")
         )
