@@ -29,6 +29,7 @@ __all__ = [
     "bounded",
     "compiled",
     "distinct_rows",
+    "inlined",
     "internal",
     "jit",
     "next_word",
@@ -66,6 +67,11 @@ def compiled(function: Function) -> Function:
 def internal(function: Function) -> Function:
     """The same for what only compiled code calls, without the part that Python would call: it takes as long to make."""
     return jit(function, {**JIT, "no_cpython_wrapper": True})
+
+
+def inlined(function: Function) -> Function:
+    """The same for what is to be part of its caller: of an urn, the parts that are used are then all that is passed on."""
+    return jit(function, {**JIT, "no_cpython_wrapper": True, "forceinline": True})
 
 
 # Mixed with a signed integer, Numba's uint64 becomes float64: every constant below is unsigned.

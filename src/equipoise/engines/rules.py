@@ -21,6 +21,7 @@ from equipoise.engines.random import (
     Permutation,
     add_normals,
     distinct_rows,
+    inlined,
     internal,
     permute,
     rows_by_lottery,
@@ -107,28 +108,28 @@ class Noise(NamedTuple):
     drawn: bool
 
 
-@internal
+@inlined
 def draw_any(rng: Words, step: int, urn: Urn, batch: Words) -> int:  # noqa: ARG001
     """Row numbers drawn with replacement."""
     rows_with_replacement(rng, np.uint64(urn.rows), batch)
     return batch.size
 
 
-@internal
+@inlined
 def draw_distinct(rng: Words, step: int, urn: Urn, batch: Words) -> int:  # noqa: ARG001
     """Row numbers that differ."""
     distinct_rows(rng, urn.order, urn.swaps, batch)
     return batch.size
 
 
-@internal
+@inlined
 def draw_weighted(rng: Words, step: int, urn: Urn, batch: Words) -> int:  # noqa: ARG001
     """Row numbers drawn with replacement, each with its own probability."""
     rows_by_lottery(rng, urn.columns, urn.swaps, batch)
     return batch.size
 
 
-@internal
+@inlined
 def draw_next(rng: Words, step: int, urn: Urn, batch: Words) -> int:
     """The next rows of a permutation, a new one at the start of each epoch; the last batch may be incomplete."""
     position = step % urn.period

@@ -330,25 +330,30 @@ def run(
     batch, work, stage, partials = scratch.batch, scratch.work, scratch.stage, scratch.partials
     step, thin, ahead, phase = clock.step, clock.thin, clock.ahead, share.phase
     width, dim = phi.size, guard.metric.shape[0]
+    # taken out here, since each costs a count of references where it is
+    places, some, drawn = urn.places, batch[: urn.swaps.size], scratch.drawn
+    numbers, noise, constants, momentum = recursion.pull, recursion.noise, recursion.constants, recursion.momentum
+    metric, bound, radius2 = guard.metric, guard.bound, guard.radius2
+    whole, first, last = 1.0 / some.size, share.first, share.last
     # not literals, with which a helper would be compiled once more
     hits = held = stored = 0 * step
-    finite, end = True, step + clock.steps
+    finite, end, size = True, step + clock.steps, drawn[0]
     until_stored = clock.steps + 1 if thin == NEVER else thin - step % thin
     while step < end and finite:
         if phase in (WHOLE, DRAW):
-            drawn = draw(rng, step, urn, batch[: urn.swaps.size])
-            scratch.drawn[0] = drawn
-            if urn.places.size > 0:
-                for k in range(drawn):
-                    batch[k] = urn.places[batch[k]]
+            size = draw(rng, step, urn, some)
+            drawn[0] = size
+            if places.size > 0:
+                for k in range(size):
+                    batch[k] = places[batch[k]]
             # what the batch lacks to whole groups: copies of its last row, which count for nothing
-            for k in range(drawn, batch.size):
-                batch[k] = batch[drawn - 1]
-        size = scratch.drawn[0]
-        scale, grouped = 1.0 / size, -(-size // GROUP) * GROUP
+            for k in range(size, batch.size):
+                batch[k] = batch[size - 1]
+        scale = whole if size == some.size else 1.0 / size
+        grouped = -(-size // GROUP) * GROUP
         if phase in (WHOLE, FINISH):
-            pull(m, phi, recursion.pull, recursion.momentum, width)
-        for part in range(share.first, share.last):
+            pull(m, phi, numbers, momentum, width)
+        for part in range(first, last):
             total, begin, until = m, 0, grouped
             if partials.size > 0:
                 begin, until = part * PART, min((part + 1) * PART, grouped)
@@ -366,7 +371,7 @@ def run(
                 for k in range(size - start, stop):
                     work[2 * BLOCK + k] = work[3 * BLOCK + k] = 0.0
                 for k in range(BLOCK):
-                    slope = derivative(work[k], work[BLOCK + k], recursion.constants)
+                    slope = derivative(work[k], work[BLOCK + k], constants)
                     work[k] = scale * (work[3 * BLOCK + k] + work[2 * BLOCK + k] * slope)
                 for k in range(0, stop, GROUP):
                     _collect(cells, batch, start + k, k, width, work, total)
@@ -374,11 +379,11 @@ def run(
             return step, 0, 0, True
         step += 1
         _add_parts(m, partials, width)
-        shake(rng, recursion.noise, phi, dim)
+        shake(rng, noise, phi, dim)
         norm2 = _move(phi, m, width)
         finite = bool(np.isfinite(norm2))
-        if finite and norm2 * guard.bound > guard.radius2:
-            hits += _pull_back(phi, guard.metric, guard.radius2)
+        if finite and norm2 * bound > radius2:
+            hits += _pull_back(phi, metric, radius2)
         until_stored -= 1
         if until_stored == 0 and finite:
             for j in range(0, width, LANES):
