@@ -20,20 +20,18 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve
 
-from equipoise.arrays import Array, Words
+from equipoise.arrays import Array
 from equipoise.engines.cost import pays_to_project
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
 from equipoise.engines.jax.loop import GRADIENTS, SHAKES, Constants, Drawn, Held, Loss, Pull, compiled_loop
 from equipoise.engines.jax.projection import Projection, Traced, Tree, find_projection
 from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.arguments import Lift
-from equipoise.engines.numba.compiling import lifter
+from equipoise.engines.numba.compiling import filler, lifter
 from equipoise.engines.numba.linear import lifting
-from equipoise.engines.random import compiled
-from equipoise.engines.rules import DRAWINGS, Draw, Shake, Urn, coordinates, noise_of, urn_for
+from equipoise.engines.rules import DRAWINGS, coordinates, noise_of, urn_for
 from equipoise.linalg import blocks, in_fixed_order, symmetric
 
 if TYPE_CHECKING:
@@ -192,11 +190,12 @@ class AutodiffEngine:
 
     def _draw(self, state: ChainState, size: int, count: int) -> Drawn:
         dynamics, dim = self.tuning.dynamics, self.tuning.dim
-        draw, noise = DRAWINGS[dynamics.rule].draw, noise_of(self.noise)
+        noise = noise_of(self.noise)
         urn = urn_for(dynamics, self.task.n, state, self.lottery)
         batches, sizes = np.zeros((size, dynamics.batch_size), dtype=np.int32), np.ones(size, dtype=np.int32)
         normals = np.zeros((size if noise.drawn else 1, dim))
-        _fill(draw, noise.shake, state.rng, int(state.step), urn, batches[:count], sizes, normals)
+        fill = filler(DRAWINGS[dynamics.rule].draw, noise.shake)
+        fill(state.rng, int(state.step), urn, batches[:count], sizes, normals)
         incomplete = urn.period * dynamics.batch_size > self.task.n
         return Drawn(batches, normals, sizes if incomplete else None)
 
@@ -285,23 +284,3 @@ def _whitened(task: Task, projection: Projection, root: Array, center: Array) ->
     if task.gradient.size:
         return held, Pull(root.T @ task.gradient, bend, center)
     return held, Pull(root.T @ gradient / n if curvature.any() else np.empty(0), bend, center)
-
-
-@compiled
-def _fill(
-    draw: Draw,
-    shake: Shake,
-    rng: Words,
-    step: int,
-    urn: Urn,
-    batches: NDArray[np.int32],
-    sizes: NDArray[np.int32],
-    normals: Array,
-) -> None:
-    """What each step draws, in the order in which it draws it: a batch, then normals (in one row, if there are none)."""
-    batch, ones = np.empty(batches.shape[1], np.uint64), np.ones(normals.shape[1])
-    for t in range(batches.shape[0]):
-        sizes[t] = draw(rng, step + t, urn, batch)
-        for k in range(sizes[t]):
-            batches[t, k] = batch[k]
-        shake(rng, ones, normals[min(t, normals.shape[0] - 1)], normals.shape[1])

@@ -15,11 +15,12 @@ import numba
 import numpy as np
 from numba.core import caching, serialize
 from numba.core.registry import cpu_target
+from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Words
 from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Recursion, Scratch, Share
 from equipoise.engines.numba.exponential import exponential
-from equipoise.engines.numba.foresight import foresee
+from equipoise.engines.numba.foresight import fill, foresee
 from equipoise.engines.numba.kernel import EXACT, Fetch, Pull, fetch_rows, lift_rows, pull_diagonal, run
 from equipoise.engines.numba.table import Cells
 from equipoise.engines.random import add_normals, compiled, jit
@@ -27,7 +28,7 @@ from equipoise.engines.rules import Draw, Shake, Urn, draw_any
 from equipoise.errors import EquipoiseWarning
 from equipoise.families.family import ScalarFunction, exp
 
-__all__ = ["MOST_CONSTANTS", "bound_loop", "compile_helper", "foreseer", "kernel", "lifter", "unchecked"]
+__all__ = ["MOST_CONSTANTS", "bound_loop", "compile_helper", "filler", "foreseer", "kernel", "lifter", "unchecked"]
 
 # Up to this many constants of a loss are passed by value: the compiler then knows that no store changes them and
 # takes what depends on them alone, such as a logarithm, out of the loop. Longer ones are tables.
@@ -192,6 +193,15 @@ def foreseer(draw: Draw, shake: Shake) -> Callable[[Words, int, int, Urn, Words,
     signature = whole(words, whole, whole, _urn_type(), words, real, words, whole)
     made = _on_disk(_bind(cast(FunctionType, foresee), draw=draw, shake=shake), "foresee", signature)
     return cast(Callable[[Words, int, int, Urn, Words, Array, Words, int], int], made)
+
+
+@lru_cache(maxsize=8)
+def filler(draw: Draw, shake: Shake) -> Callable[[Words, int, Urn, NDArray[np.int32], NDArray[np.int32], Array], None]:
+    """Compile `fill` for a way to draw and a noise, or load it."""
+    small = _TYPES.int32
+    arguments = _TYPES.uint64[::1], _TYPES.int64, _urn_type(), small[:, ::1], small[::1], _TYPES.float64[:, ::1]
+    made = _on_disk(_bind(cast(FunctionType, fill), draw=draw, shake=shake), "fill", _TYPES.void(*arguments))
+    return cast(Callable[[Words, int, Urn, NDArray[np.int32], NDArray[np.int32], Array], None], made)
 
 
 class _Overload(Protocol):

@@ -1,14 +1,25 @@
-"""Which rows a chain will draw: what a step draws does not depend on where the chain is."""
+"""What a chain will draw: it does not depend on where the chain is."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Words
 from equipoise.engines.numba.kernel import draw, shake
 from equipoise.engines.rules import NOWHERE, Urn
 
-__all__ = ["foresee"]
+__all__ = ["fill", "foresee"]
+
+
+def fill(rng: Words, step: int, urn: Urn, batches: NDArray[np.int32], sizes: NDArray[np.int32], normals: Array) -> None:
+    """What each step draws, in the order in which it draws it: a batch, then normals (in one row, if there are none)."""
+    batch, ones = np.empty(batches.shape[1], np.uint64), np.ones(normals.shape[1])
+    for t in range(batches.shape[0]):
+        sizes[t] = draw(rng, step + t, urn, batch)
+        for k in range(sizes[t]):
+            batches[t, k] = batch[k]
+        shake(rng, ones, normals[min(t, normals.shape[0] - 1)], normals.shape[1])
 
 
 def foresee(rng: Words, step: int, steps: int, urn: Urn, batch: Words, noise: Array, placed: Words, count: int) -> int:
