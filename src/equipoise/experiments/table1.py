@@ -123,7 +123,7 @@ def claim_closed(here: Numbers, label: str) -> list[Claim]:
     if outside is not None and outside.mean > 0.5:
         evidence += (
             f" At {outside.mean:.0%} of the draws of dq-exact the loss is not convex: the target is wider than the bowl "
-            "around the minimiser, and no step makes a chain in the bowl that wide."
+            "around the minimiser."
         )
     verdict = (
         "holds" if closed.mean < _NEAR * closed.floor
