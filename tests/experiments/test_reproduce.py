@@ -135,6 +135,21 @@ def test_credit_data_agrees_where_the_paper_is_at_the_floor(smoke) -> None:
     assert found["mean"] < 2.0 * found["floor"]
 
 
+def test_skewness_explains_the_quantiles_of_long_chains(smoke) -> None:
+    found = value(smoke, "table2", run="long", loss="log", batch="0.1N", method="dq-exact", metric="largest_skewness")
+    assert found["bias"] > 0.3
+    assert found["mean"] == pytest.approx(found["bias"], rel=0.4)
+
+
+def test_reshuffled_chains_have_their_own_law(smoke) -> None:
+    key = {"run": "epochs", "metric": "relative_error"}
+    law, usual = (value(smoke, "figure-nn", method=m, **key) for m in ("dq-exact-epochs", "dq-exact"))
+    assert law["mean"] < 2.0 * law["floor"]
+    assert usual["mean"] > 3.0 * law["mean"]
+    ratio = value(smoke, "figure-nn", run="epochs", method="dq-exact", metric="variance_ratio")["mean"]
+    assert ratio > 2.0
+
+
 def test_missing_data_is_reported_not_hidden(tmp_path) -> None:
     page = reproduce(["figure-fixed-poisson"], tmp_path, smoke=True, progress=False)
     text = page.read_text()

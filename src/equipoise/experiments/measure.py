@@ -21,6 +21,8 @@ __all__ = [
 ]  # fmt: skip
 
 _LEVELS = np.array([0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99])
+# Rows that all pilots together may touch whatever the length of the run.
+_CHEAP = 5e7
 # Draws at which the Hessian is looked at: enough to tell few from most.
 _LOOKS = 20
 # Stored draws per pass over the data: autocorrelation time is one pass, so more would only repeat themselves.
@@ -208,11 +210,10 @@ def compare_rules(
                 continue
             tuning = tuned(rule, moments, target, size)
             if rule == CLOSED:
-                # each of at most four pilots is as long as the run itself
-                tuning, done = refine(
-                    eq.bind(study.model, study.data), moments, tuning, seed=seed, rows=4 * length * study.rows, guard=None,
-                    progress=False,
-                )  # fmt: skip
+                # four pilots, each four times as long as the run if that is cheap, else all together as long as the run
+                rows = min(16 * length * study.rows, max(length * study.rows, _CHEAP))
+                problem = eq.bind(study.model, study.data)
+                tuning, done = refine(problem, moments, tuning, seed=seed, rows=rows, guard=None, progress=False)
                 cell["reason"] = f"Pilots: {done.words}."
             chain = run_chain(study, moments, tuning, target, seed, length, discarded)
             found += _of_chain(study, moments.params, chain, target, cell)

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 __all__ = ["write_entry", "write_index"]
 
 _PACKAGES = ("equipoise", "numpy", "scipy", "numba", "jax", "numpyro", "scikit-learn", "mlxtend")
-_RUNS = {"printed": "chains as long as the paper's", "long": "long chains, which show the true bias", "": ""}
+_RUNS = {
+    "printed": "chains as long as the paper's",
+    "long": "long chains, which show the true bias",
+    "epochs": "chains that reshuffle once per epoch",
+    "": "",
+}
 _METRICS = {
     "covariance_error": "covariance error",
     "calibration_error": "calibration error",

@@ -16,6 +16,8 @@ PRINTED_RULES = {
 }
 LONG_RULES = ("ct", "lr-ws", "dq-const", "dq-exact", "dq-exact-sgld", "dq-exact-momentum")
 LONG_FLOOR = 0.019
+_SMALL = 0.5  # standard deviations: an expansion about the normal law that says more means nothing
+_NEAR = 2.0  # floors: a correction carries the Monte Carlo error of its pilot, and the run its own
 _CLEARLY = 1.3  # a smaller ratio of two errors is not called a difference
 
 
@@ -43,7 +45,8 @@ def run(job: Job, scale: Scale) -> Result:
         return {"rows": compare_rules(study, rules, sizes, seed, key)}
     batch = {job["batch"]: sizes[job["batch"]]}
     # pilots only where there is something to repair, and once: all batch sizes err alike
-    long = (*LONG_RULES, CLOSED) if study.loss != "log" and job["batch"] == "0.1N" else LONG_RULES
+    closed = study.loss != "log" and job["batch"] == "0.1N" and not scale.smoke
+    long = (*LONG_RULES, CLOSED) if closed else LONG_RULES
     return {"rows": compare_rules(study, long, batch, seed, key, floor=scale.pick(LONG_FLOOR, 0.08))}
 
 
@@ -120,10 +123,10 @@ def claim_closed(here: Numbers, label: str) -> list[Claim]:
     if outside is not None and outside.mean > 0.5:
         evidence += (
             f" At {outside.mean:.0%} of the draws of dq-exact the loss is not convex: the target is wider than the bowl "
-            "around the minimiser, and no step makes a chain in the bowl that wide."
+            "around the minimiser."
         )
     verdict = (
-        "holds" if closed.mean < 2.0 * closed.floor
+        "holds" if closed.mean < _NEAR * closed.floor
         else "holds in part" if closed.mean < exact.mean / _CLEARLY
         else "does not hold"
     )  # fmt: skip
@@ -138,10 +141,15 @@ def claim_quantiles(here: Numbers, label: str) -> list[Claim]:
         return []
     evidence = (
         f"B = 0.1 N, root mean square over nine levels, in standard deviations: {tell(gap)} at a Monte Carlo floor of "
-        f"{short(gap.floor)}. The skewness of plain SGD and the shift of its mean predict {short(gap.bias)}, "
-        f"{short(gap.predicted)} with the noise; the largest skewness is predicted to be {short(skewness.bias)} and is "
-        f"{short(skewness.mean)}."
+        f"{short(gap.floor)}. "
     )
+    if gap.bias < _SMALL:
+        evidence += (
+            f"The skewness of plain SGD and the shift of its mean predict {short(gap.bias)}, {short(gap.predicted)} with the "
+            f"noise; the largest skewness is predicted to be {short(skewness.bias)} and is {short(skewness.mean)}."
+        )
+    else:
+        evidence += f"Third derivatives predict {short(gap.bias)}: too much for an expansion about the normal law."
     text = f"Quantiles of dq-exact draws are those of N(θ̂, S⋆) ({label})."
     return [Claim(text, "holds" if gap.at_floor else "does not hold", evidence)]
 
