@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,9 @@ import pandas as pd
 import equipoise as eq
 
 __all__ = ["DIVERGENCES", "brute_moments", "jax_loss", "misspecified", "problems", "sources"]
+
+# Files of the sources that read some; gone when the tests end.
+_FOLDER = TemporaryDirectory()
 
 DIVERGENCES = {"beta": eq.Beta(1.4), "huber": eq.Huber(), "student": eq.StudentT(), "pinball": eq.Pinball(0.3)}
 
@@ -71,7 +76,19 @@ def sources() -> dict[str, Any]:
     weights = np.random.default_rng(0).uniform(0.5, 2.0, len(y))
     from equipoise.data.observations import Columns
 
+    folder = Path(_FOLDER.name)
+    frame["w"] = weights
+    for k, start in enumerate(range(0, len(frame), 150)):
+        frame[start : start + 150].to_parquet(folder / f"{k}.parquet", index=False)
+    frame.to_csv(folder / "all.csv", index=False)
+    made = {
+        "files": eq.data.scan(folder / "*.parquet", "y ~ a + b"),
+        "files by a formula": eq.data.scan(folder / "*.parquet", "y ~ np.tanh(a) + b", weights="w", offset="a"),
+        "text": eq.data.scan(folder / "all.csv", "y ~ a + b"),
+        "files of columns": eq.data.scan(folder / "*.parquet", columns={"x": ["a", "b"], "y": "y"}),
+    }
     return {
+        **made,
         "arrays": eq.data.rows(x, y),
         "weights and offset": eq.data.rows(x, y, weights=weights, offset=0.1 * x[:, 1]),
         "table": eq.data.table(frame, "y ~ a + b"),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from scipy import sparse
 
@@ -61,6 +62,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "path": (3, None, function, "."),
     "from zero lags": (-1, 2.5, "many", np.nan, np.inf, [3], function),
     "factor": ("no", None, [], function, 0.5),
+    "columns": ("y", 3, function, [], {}, {"x": 3}, {"x": "nothing"}, {3: "y"}),
+    "clusters": (3, function, [], "nothing", [3]),
+    "memory": (0, -1, 2.5, "many", None, np.nan, np.inf, [3], function),
     "names": ("abc", 3, ["a", "b"], ["a", "a", "b"], [1, 2, 3]),
 }
 
@@ -111,6 +115,10 @@ TABLE: dict[str, dict[str, str]] = {
     "data.as_rows": {"data": "data"},
     "data.table": {"data": "data", "formula": "choice", "missing": "choice"},
     "data.read_table": {"path": "path"},
+    "data.scan": {
+        "source": "data", "formula": "choice", "columns": "columns", "missing": "choice", "memory": "memory",
+        "clusters": "clusters",
+    },
     "Moments.from_arrays": {
         "scores": "numbers", "hessians": "numbers", "prior_hessian": "optional numbers", "thirds": "optional numbers",
         "params": "optional numbers",
@@ -152,8 +160,8 @@ OPTIONS = [
 RESULTS = {"Diagnosis", "Fit", "Model"}
 # what an argument may be called in a message about it
 ALIASES = {
-    "data": ("X", "y", "formula", "data"), "test_data": ("X", "y", "data"), "fit": ("params",), "x": ("X", "x"),
-    "X_new": ("X", "offset"), "frame_a": ("X", "X_new"),
+    "data": ("X", "y", "formula", "data"), "source": ("data",), "test_data": ("X", "y", "data"), "fit": ("params",),
+    "x": ("X", "x"), "X_new": ("X", "offset"), "frame_a": ("X", "X_new"),
     "y": ("y",), "scores": ("hessians",),
 }  # fmt: skip
 
@@ -223,6 +231,7 @@ def right(name: str) -> tuple[Callable[..., object], dict[str, Any]]:
         "coupled_distance": {**pair, "tuning": t.tuning, "steps": 100},
         "Dynamics": {"batch_size": 10}, "glm": {"family": "gaussian"},
         "data.rows": {"x": t.data[0], "y": t.data[1]}, "data.table": {"data": t.frame, "formula": "y ~ a"},
+        "data.scan": {"source": pa.Table.from_pandas(t.frame), "formula": "y ~ a"},
         "Moments.from_arrays": arrays, "Moments.gradient_noise": {"S": np.eye(3), "dynamics": t.dynamics},
         "Tuning.at": {**chain, "step": 0.01}, "Stationary.burn_in": {"start": np.zeros(3)},
         "Stationary.covariance_floor": {"draws": 10},

@@ -53,8 +53,12 @@ class InvalidInput(EquipoiseError, ValueError):
     """
 
     def __init__(self, argument: str, requirement: str, given: object, remedy: str) -> None:
-        self.argument = argument
+        self.argument, self.requirement, self.given, self.remedy = argument, requirement, given, remedy
         super().__init__(f"{argument}: must be {requirement}; got {given}. To fix: {remedy}.")
+
+    def at(self, place: str) -> InvalidInput:
+        """The same error, saying also where it was found."""
+        return InvalidInput(self.argument, self.requirement, f"{self.given}, in {place}", self.remedy)
 
 
 class FitFailed(EquipoiseError):

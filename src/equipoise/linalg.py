@@ -24,6 +24,7 @@ __all__ = [
     "FLAT",
     "Sums",
     "blocks",
+    "by_columns",
     "curvature_axes",
     "fixed_order",
     "in_fixed_order",
@@ -68,6 +69,11 @@ def blocks(n: int, dim: int) -> Iterator[slice]:
         yield slice(start, min(n, start + size))
 
 
+def by_columns(x: Array) -> bool:
+    """Whether the columns of a matrix lie one after the other in memory, and not its rows."""
+    return x.flags.f_contiguous and not x.flags.c_contiguous
+
+
 class _Room(threading.local):
     """Memory that each thread scales its rows in: fresh memory for every block would cost as much as a product."""
 
@@ -75,9 +81,11 @@ class _Room(threading.local):
         self.buffer = np.empty(0)
 
     def like(self, x: Array) -> Array:
+        """Room for a matrix, in the order of its own."""
         if self.buffer.size < x.size:
             self.buffer = np.empty(x.size)
-        return self.buffer[: x.size].reshape(x.shape)
+        held = self.buffer[: x.size]
+        return held.reshape(x.shape[::-1]).T if by_columns(x) else held.reshape(x.shape)
 
 
 _ROOM = _Room()
@@ -99,7 +107,10 @@ def quadratic_forms(x: Array, S: Array, root: Array | None) -> Array:
         np.matmul(x, S, out=room)
         return np.einsum("ij,ij->i", room, x)
     room[:] = x
-    dtrmm(1.0, root, room.T, trans_a=1, lower=1, overwrite_b=1)
+    if by_columns(x):
+        dtrmm(1.0, root, room, side=1, lower=1, overwrite_b=1)
+    else:
+        dtrmm(1.0, root, room.T, trans_a=1, lower=1, overwrite_b=1)
     return np.einsum("ij,ij->i", room, room)
 
 

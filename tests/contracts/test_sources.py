@@ -131,4 +131,60 @@ def test_names_and_response(name) -> None:
     source = SOURCES[name]
     assert len(set(source.names)) == len(source.names) > 0
     assert source.response == "y"
-    assert (source.design is not None) == (name == "table")
+    assert (source.design is None) == (name in {"arrays", "weights and offset", "columns", "files of columns"})
+
+
+@every_source
+def test_a_pool_draws_every_row_as_often_and_in_any_order(name) -> None:
+    source = SOURCES[name]
+    rows = {tuple(row): k for k, row in enumerate(whole(source))}
+    draws = 40 * source.n
+    places = np.array([rows[tuple(row)] for row in matrix(source.pool(draws, seed=3))])
+    expected = draws / source.n
+    square = float(((np.bincount(places, minlength=source.n) - expected) ** 2 / expected).sum())
+    # of χ² with n − 1 degrees of freedom; five standard deviations
+    assert abs(square - (source.n - 1)) < 5.0 * np.sqrt(2.0 * source.n)
+    # each draw is independent of the one before: neighbours are uncorrelated
+    assert abs(np.corrcoef(places[1:], places[:-1])[0, 1]) < 5.0 / np.sqrt(draws)
+    np.testing.assert_array_equal(matrix(source.pool(50, seed=3)), matrix(source.pool(50, seed=3)))
+    assert not np.array_equal(matrix(source.pool(50, seed=3)), matrix(source.pool(50, seed=4)))
+
+
+def first_number(block) -> np.ndarray:
+    """A weight for every row: none for some, and far from even."""
+    return np.maximum(matrix(block)[:, 1] + 0.5, 0.0)
+
+
+@every_source
+def test_a_pool_by_weight_draws_rows_in_proportion(name) -> None:
+    source = SOURCES[name]
+    numbers = whole(source)
+    rows = {tuple(row): k for k, row in enumerate(numbers)}
+    draws = 100_000
+    places = np.array([rows[tuple(row)] for row in matrix(source.pool(draws, 5, first_number))])
+    weight = np.maximum(numbers[:, 1] + 0.5, 0.0)
+    expected = draws * weight / weight.sum()
+    counts = np.bincount(places, minlength=source.n)
+    assert not counts[weight == 0.0].any()
+    likely = expected > 5.0
+    square = float(((counts - expected)[likely] ** 2 / expected[likely]).sum())
+    assert abs(square - likely.sum()) < 5.0 * np.sqrt(2.0 * likely.sum())
+
+
+@every_source
+def test_without_a_seed_some_rows_are_taken(name) -> None:
+    source = SOURCES[name]
+    rows = {tuple(row): k for k, row in enumerate(whole(source))}
+    places = [rows[tuple(row)] for row in whole(source.sample(100, seed=None))]
+    assert places == sorted(set(places))
+    assert len(places) == 100
+    # of 700 rows, not the first hundred
+    assert np.mean(places) > 250.0
+
+
+@every_source
+def test_rows_by_their_numbers_in_any_order(name) -> None:
+    source = SOURCES[name]
+    numbers, index = whole(source), np.array([600, 3, 3, 0, source.n - 1, 151])
+    np.testing.assert_array_equal(matrix(source.take(index)), numbers[index])
+    np.testing.assert_array_equal(matrix(source.take(slice(140, 320))), numbers[140:320])

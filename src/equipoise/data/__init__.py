@@ -1,6 +1,8 @@
-"""Sources of rows: arrays, tables and formulas, behind one object (`Rows`)."""
+"""Sources of rows: arrays, tables and formulas, and files larger than memory."""
 
-from equipoise.data.arrays import Rows, as_rows, rows
+from equipoise.data.arrays import Rows, rows
+from equipoise.data.scanned import Scan, as_rows
+from equipoise.data.scanning import scan
 from equipoise.data.table import read_table, table
 
-__all__ = ["Rows", "as_rows", "read_table", "rows", "table"]
+__all__ = ["Rows", "Scan", "as_rows", "read_table", "rows", "scan", "table"]

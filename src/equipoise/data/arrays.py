@@ -11,20 +11,19 @@ import numpy as np
 from equipoise.arrays import Array, Index, Mask
 from equipoise.checks import checked_options, shown
 from equipoise.data.marks import Marks, marked
-from equipoise.data.source import chosen_rows, digest_of, ordered_reduce
+from equipoise.data.source import chosen_rows, digest_of, drawn_rows, drawn_shares, ordered_reduce
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, blocks
 
 if TYPE_CHECKING:
     from equipoise.data.table import Design
 
-__all__ = ["Rows", "as_rows", "require_weights", "rows"]
+__all__ = ["Rows", "require_moderate", "require_weights", "rows", "shares"]
 
 # Up to here every whole number is a float of its own.
 _LARGEST_COUNT = 2.0**53
 # Beyond it third derivatives, in which columns are cubed, leave the range of the numbers.
 _LARGEST = 1e100
-_ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time", "trials"}
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,11 @@ class Rows:
         """Number of columns."""
         return self.x.shape[1]
 
+    @property
+    def extremes(self) -> tuple[float, float] | None:
+        """Smallest and largest response."""
+        return float(self.y.min()), float(self.y.max())
+
     def take(self, index: Index | slice) -> Rows:
         """The rows at `index`; for a slice, views of them."""
         return replace(
@@ -121,6 +125,20 @@ class Rows:
             trials=np.concatenate(trials) if trials else None,
         )
 
+    @property
+    def of_trials(self) -> bool:
+        """Whether the response is a share of trials."""
+        return self.trials is not None
+
+    @property
+    def in_memory(self) -> bool:
+        """They are."""
+        return True
+
+    def whole(self) -> Rows:
+        """They are in memory."""
+        return self
+
     def blocks(self, width: int | None = None) -> Iterator[Rows]:
         """Views of the rows that stay in cache while a pass uses them."""
         for block in blocks(self.height, max(self.dim, width or 0)):
@@ -130,12 +148,23 @@ class Rows:
         """Σ f(block) on all cores, in a fixed order."""
         return ordered_reduce(list(self.blocks(width)), f)
 
-    def sample(self, count: int, seed: int) -> Rows:
+    def sample(self, count: int, seed: int | None) -> Rows:
         """`count` observations drawn without replacement, in their original order, a row for each."""
-        chosen = chosen_rows(self.n, count, seed)
+        return self.observed(chosen_rows(self.n, count, seed or 0))
+
+    def pool(self, count: int, seed: int, weight: Callable[[Rows], Array] | None = None) -> Rows:
+        """`count` observations drawn with replacement, in the order in which they are drawn, a row for each."""
+        if weight is None:
+            return self.observed(drawn_rows(self.n, count, seed))
+        total = np.cumsum(np.concatenate([weight(part) * part.counts for part in self.blocks()]))
+        drawn = np.searchsorted(total, drawn_shares(count, seed) * total[-1], side="right")
+        return replace(self, frequency=None).take(np.minimum(drawn, self.height - 1))
+
+    def observed(self, numbers: Index) -> Rows:
+        """The observations of these numbers, a row for each."""
         if self.frequency is None:
-            return self.take(chosen)
-        return replace(self, frequency=None).take(np.searchsorted(np.cumsum(self.frequency), chosen, side="right"))
+            return self.take(numbers)
+        return replace(self, frequency=None).take(np.searchsorted(np.cumsum(self.frequency), numbers, side="right"))
 
     def marked(self, clusters: object = None, time: object = None) -> Rows:
         """The rows with clusters and times beside them, by name where they are kept or as arrays."""
@@ -234,11 +263,17 @@ def rows(
     if trials is None:
         return made
     counts = _vector("trials", trials, n)
-    return _shares(made, counts if taking is None else counts[taking], taking)
+    return shares(made, counts if taking is None else counts[taking], taking)
 
 
-def _shares(made: Rows, trials: Array, labels: Index | None) -> Rows:
-    """Counts of successes as shares of their trials, which weigh the rows."""
+def shares(made: Rows, trials: Array, labels: Index | None) -> Rows:
+    """Counts of successes as shares of their trials, which weigh the rows.
+
+    Raises
+    ------
+    InvalidInput
+        Naming the first row where they are none.
+    """
     _require_finite("trials", trials, labels)
     _require_rows("trials", trials, trials > 0.0, labels, "positive", "leave out rows without a trial")
     inside = (made.y >= 0.0) & (made.y <= trials)
@@ -311,28 +346,6 @@ def _labels(x: Any, names: Sequence[str] | None, dim: int) -> tuple[str, ...]:
     raise InvalidInput("names", f"{dim} distinct names, one per column", shown(names), "give one name per column")
 
 
-def as_rows(data: Any) -> Rows:
-    """Accept `Rows`, an `(x, y)` pair, or a mapping of the arguments of `rows`: x, y and optionally weights and others.
-
-    Raises
-    ------
-    InvalidInput
-        If `data` is none of these.
-    """
-    if isinstance(data, Rows):
-        return data
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return rows(data[0], data[1])
-    if isinstance(data, dict) and {"x", "y"} <= data.keys() <= _ARGUMENTS:
-        return rows(**data)
-    raise InvalidInput(
-        "data",
-        "an (X, y) pair, a mapping with keys x, y, weights, frequency, offset, or a source from eq.data",
-        type(data).__name__,
-        "for a DataFrame or a file pass formula=..., or use eq.data.table(frame, formula)",
-    )
-
-
 def _matrix(x: Any) -> Array:
     array = _floats("X", x)
     if array.ndim != 2 or array.shape[0] == 0 or array.shape[1] == 0:
@@ -375,6 +388,22 @@ def _floats(name: str, values: Any) -> Array:
         return array.astype(np.float64, copy=False)
     except (TypeError, ValueError) as error:
         raise given from error
+
+
+def require_moderate(name: str, array: Array, labels: Index | None = None) -> None:
+    """Raise unless all numbers are finite and not absurdly large; a sum of squares tells nearly always.
+
+    Raises
+    ------
+    InvalidInput
+        Naming the first row that is wrong; `labels` are what the rows are called.
+    """
+    flat = array.ravel(order="K")
+    with np.errstate(over="ignore", invalid="ignore"):
+        # BLAS would start threads for it
+        square = float(np.einsum("i,i->", flat, flat))
+    if not square <= _LARGEST**2:
+        _require_finite(name, array, labels)
 
 
 def _require_finite(name: str, array: Array, labels: Index | None = None) -> None:

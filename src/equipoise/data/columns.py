@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Index
 from equipoise.data.grammar import LIMITS
 from equipoise.data.wording import brief, listed
 from equipoise.errors import EquipoiseWarning, InvalidInput
@@ -18,7 +18,20 @@ from equipoise.errors import EquipoiseWarning, InvalidInput
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["KINDS", "Column", "Kind", "Level", "column_values", "learnt", "numbers"]
+__all__ = [
+    "KINDS",
+    "Column",
+    "Kind",
+    "Level",
+    "column_values",
+    "first_of_each",
+    "learnt",
+    "level_codes",
+    "numbers",
+    "plain_values",
+    "require_few",
+    "simplified",
+]
 
 # str, bool, int, float, Timestamp or Interval
 Level: TypeAlias = Any
@@ -64,7 +77,7 @@ def simplified(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
     from pandas.api import types
 
     dtype = column.dtype
-    if isinstance(dtype, pd.CategoricalDtype):
+    if isinstance(dtype, (pd.CategoricalDtype, pd.StringDtype)) or dtype == np.float64:
         return column
     if isinstance(dtype, pd.SparseDtype):
         raise InvalidInput(name, "a dense column", "a sparse one", "convert it with frame.sparse.to_dense()")
@@ -85,8 +98,6 @@ def _inferred(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
     """A column of objects by what they are."""
     import pandas as pd
 
-    if isinstance(column.dtype, pd.StringDtype):
-        column = column.astype(object)
     found = pd.api.types.infer_dtype(column, skipna=True)
     if found in {"string", "interval"}:
         return column
@@ -180,11 +191,7 @@ def _levels(name: str, simple: pd.Series[Any]) -> tuple[Level, ...]:
             stacklevel=2,
         )
     levels = [level for i, level in enumerate(found) if i in used]
-    if len(levels) > LIMITS.levels:
-        raise InvalidInput(
-            name, f"at most {LIMITS.levels} levels, each of which is a column", f"{len(levels)} levels",
-            f"group them, or write hashed({name}, levels=100)",
-        )  # fmt: skip
+    require_few(name, dict.fromkeys(levels, 0))
     categorical = hasattr(simple, "cat")
     return tuple(levels if categorical else sorted(levels))
 
@@ -198,20 +205,67 @@ def learnt(name: str, column: pd.Series[Any], roles: frozenset[str]) -> Column:
         If its values have no use in a formula, or its roles contradict each other.
     """
     simple = simplified(name, column)
+    kind = _kind(name, simple, roles)
+    return Column(kind, _levels(name, simple) if kind == "category" or "coded" in roles else None)
+
+
+def _kind(name: str, simple: pd.Series[Any], roles: frozenset[str]) -> Kind:
+    """How the values of a simplified column enter."""
     if _is(simple, "O"):
-        return Column("text") if roles == {"hashed"} else Column("category", _levels(name, simple))
+        return "text" if roles == {"hashed"} else "category"
     as_levels = roles & {"coded", "hashed"}
     if _is(simple, "M"):
         if as_levels and roles - {"coded", "hashed"}:
             raise InvalidInput(
                 name, "used either as a number or inside C()", "both", "make a second column of the dates as text"
             )
-        return Column("category", _levels(name, simple)) if as_levels else Column("date")
-    levels = _levels(name, simple) if "coded" in roles else None
-    kind: Kind = "number"
+        return "category" if as_levels else "date"
     if as_levels and _is(simple, "bi"):
-        kind = "flag" if _is(simple, "b") else "whole"
-    return Column(kind, levels)
+        return "flag" if _is(simple, "b") else "whole"
+    return "number"
+
+
+def first_of_each(name: str, column: pd.Series[Any], roles: frozenset[str]) -> dict[Level, int] | None:
+    """The levels of a column, each with the place where it occurs first; None if it has no levels.
+
+    Raises
+    ------
+    InvalidInput
+        If it has more than a design can have.
+    """
+    simple = simplified(name, column)
+    if _kind(name, simple, roles) != "category" and "coded" not in roles:
+        return None
+    codes, found = _coded(simple)
+    first = np.full(len(found), -1, dtype=np.int64)
+    # of what is written several times to one place, the last stays
+    first[codes[::-1]] = np.arange(len(codes) - 1, -1, -1)
+    return require_few(name, {found[i]: int(first[i]) for i in np.flatnonzero(first >= 0)})
+
+
+def require_few(name: str, levels: dict[Level, int]) -> dict[Level, int]:
+    """The levels, if a design can have so many.
+
+    Raises
+    ------
+    InvalidInput
+        If it cannot.
+    """
+    if len(levels) > LIMITS.levels:
+        raise InvalidInput(
+            name, f"at most {LIMITS.levels} levels, each of which is a column", f"{len(levels)} levels",
+            f"group them, or write hashed({name}, levels=100)",
+        )  # fmt: skip
+    return levels
+
+
+def plain_values(name: str, column: pd.Series[Any], roles: frozenset[str]) -> pd.Series[Any]:
+    """A column as expressions see it, before its levels are known."""
+    simple = simplified(name, column)
+    kind = _kind(name, simple, roles)
+    if kind == "date":
+        return _days(simple)
+    return simple.astype(np.float64) if kind == "number" else simple
 
 
 def column_values(name: str, column: pd.Series[Any], known: Column) -> pd.Series[Any]:
@@ -242,8 +296,20 @@ def column_values(name: str, column: pd.Series[Any], known: Column) -> pd.Series
     if known.kind == "date":
         return _days(simple)
     if known.kind == "number":
-        return simple.astype(np.float64)
+        # pandas would copy what is float already
+        return simple if simple.dtype == np.float64 else simple.astype(np.float64)
     return _exactly(name, simple, np.dtype(bool) if known.kind == "flag" else np.dtype(np.int64))
+
+
+def level_codes(name: str, column: pd.Series[Any], known: Column) -> Index:
+    """The place of each value of a column among its levels.
+
+    Raises
+    ------
+    InvalidInput
+        If a level was not seen when fitting.
+    """
+    return np.asarray(_known_codes(name, simplified(name, column), known.levels or ()), dtype=np.int64)
 
 
 def _exactly(name: str, simple: pd.Series[Any], dtype: np.dtype[Any]) -> pd.Series[Any]:

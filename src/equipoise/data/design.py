@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,8 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.checks import shown
 from equipoise.data.columns import Column, Level, column_values, numbers
-from equipoise.data.formula import Reading, functions_in_sight, parsed
+from equipoise.data.evaluation import as_numbers, evaluated, specified
+from equipoise.data.formula import Reading, parsed
 from equipoise.data.frames import as_frame, picked, require_complete, require_finite
 from equipoise.data.grammar import UserFunction
 from equipoise.data.stored import (
@@ -27,7 +27,6 @@ from equipoise.data.stored import (
     read_levels,
     read_names,
     read_transforms,
-    thawed,
 )
 from equipoise.data.wording import brief, listed
 from equipoise.errors import InvalidInput
@@ -35,7 +34,7 @@ from equipoise.errors import InvalidInput
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Design", "as_numbers", "evaluated", "learnt_encoding", "vector", "without_offset"]
+__all__ = ["Design", "learnt_encoding", "vector", "without_offset"]
 
 _FORMAT = 1
 _KEYS = (
@@ -106,7 +105,7 @@ class Design:
         given = as_frame(frame)
         chosen = picked(given, [*dict.fromkeys([*self.columns, *([] if self.offset is None else [self.offset])])])
         require_complete(chosen)
-        matrix = self._matrix(sides, chosen)
+        matrix = self.matrix(sides, chosen)
         require_finite(matrix)
         matrix, known = without_offset(matrix, reading.offsets)
         if tuple(matrix.columns) != self.names:
@@ -117,21 +116,12 @@ class Design:
         series = None if shift is None else _series(shift, given.index, self.offset or "offset")
         return matrix.set_axis(given.index, axis=0), series
 
-    def _matrix(self, sides: Any, chosen: pd.DataFrame) -> pd.DataFrame:
+    def matrix(self, sides: Any, chosen: pd.DataFrame) -> pd.DataFrame:
+        """The design matrix of columns without missing values, given the two sides of the formula."""
         import pandas as pd
-        from formulaic import ModelSpec
-        from formulaic.parser.types import Factor
 
         values = {name: column_values(name, chosen[name], known) for name, known in self.columns.items()}
-        spec = ModelSpec(
-            formula=sides.rhs,
-            output="pandas",
-            transform_state={call: thawed(state) for call, state in self.transforms.items()},
-            encoder_state={
-                factor: (Factor.Kind.CATEGORICAL, {"categories": list(levels)})
-                for factor, levels in self.categories.items()
-            },
-        )
+        spec = specified(sides.rhs, self.transforms, self.categories)
         made = evaluated(spec, pd.DataFrame(values, index=chosen.index), self.formula, self.context)
         return as_numbers(made, self.formula)
 
@@ -223,52 +213,6 @@ def _read_details(record: Mapping[str, Any]) -> dict[str, Any]:
     if names is not None and len(names) != 2:
         raise damaged("response_levels", "two levels or nothing", levels)
     return {"offset": offset, "array_offset": array_offset, "dropped": dropped, "response_levels": names}
-
-
-def evaluated(spec: Any, frame: pd.DataFrame, formula: str, context: Mapping[str, UserFunction]) -> Any:
-    """Apply a formula that was read, or an encoder; values that a transform makes undefined are kept.
-
-    Raises
-    ------
-    InvalidInput
-        If formulaic cannot apply it to the table.
-    """
-    from formulaic.errors import DataMismatchWarning
-
-    try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            # formulaic would code a value outside of the levels as if it were the first level
-            warnings.simplefilter("error", DataMismatchWarning)
-            return spec.get_model_matrix(frame, context=functions_in_sight(context), na_action="ignore")
-    except DataMismatchWarning as error:
-        raise InvalidInput(
-            "formula", "coded by levels that include every value of the table", _reason(formula, error),
-            "add the levels, or recode or drop those rows",
-        ) from error  # fmt: skip
-    except Exception as error:
-        raise InvalidInput(
-            "formula", "applicable to the table", _reason(formula, error), "correct the formula or the table"
-        ) from error
-
-
-def _reason(formula: str, error: BaseException) -> str:
-    return f"{shown(formula)}: {brief(error, 300)}"
-
-
-def as_numbers(matrix: pd.DataFrame, formula: str) -> pd.DataFrame:
-    """A design matrix as float64.
-
-    Raises
-    ------
-    InvalidInput
-        If a function of the user's made something else.
-    """
-    try:
-        return matrix.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(
-            "formula", "numeric in every term", _reason(formula, error), "correct the formula"
-        ) from error
 
 
 def without_offset(matrix: pd.DataFrame, offsets: Collection[str]) -> tuple[pd.DataFrame, Array | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from equipoise.errors import InvalidInput
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["as_frame", "incomplete", "picked", "require_complete", "require_finite", "without_lagged"]
+__all__ = ["as_frame", "incomplete", "picked", "require_complete", "require_finite", "stacked", "without_lagged"]
 
 
 def as_frame(data: object) -> pd.DataFrame:
@@ -78,6 +78,24 @@ def picked(frame: pd.DataFrame, names: Collection[str], argument: str = "formula
         )  # fmt: skip
     chosen = frame.iloc[:, [known.index(name) for name in names]]
     return chosen.set_axis(list(names), axis=1).reset_index(drop=True)
+
+
+def stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Tables of the same columns, one below the other; categories are those of all, in the order of their appearance."""
+    import pandas as pd
+    from pandas.api.types import union_categoricals
+
+    if len(frames) == 1:
+        return frames[0]
+    joined = {}
+    for name in frames[0].columns:
+        parts = [frame[name] for frame in frames]
+        kinds = {part.dtype for part in parts}
+        if len(kinds) > 1 and all(isinstance(kind, pd.CategoricalDtype) for kind in kinds):
+            joined[name] = pd.Series(union_categoricals(parts, ignore_order=True))
+        else:
+            joined[name] = pd.concat(parts, ignore_index=True)
+    return pd.DataFrame(joined, columns=frames[0].columns)
 
 
 def incomplete(frame: pd.DataFrame) -> Mask:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.arrays import Index
+from equipoise.arrays import Array, Index
 from equipoise.checks import whole
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, fixed_order, tree_sum
@@ -24,9 +25,10 @@ from equipoise.linalg import Sums, fixed_order, tree_sum
 if TYPE_CHECKING:
     from equipoise.data.table import Design
 
-__all__ = ["Source", "chosen_rows", "digest_of", "ordered_reduce"]
+__all__ = ["Executor", "Source", "chosen_rows", "digest_of", "drawn_rows", "drawn_shares", "in_order", "ordered_reduce"]
 
 Block = TypeVar("Block")
+Result = TypeVar("Result")
 # Blocks below which starting threads costs more than it saves.
 _WORTH_THREADS = 4
 # Results that may wait for their turn, per thread: bounds the memory of a pass.
@@ -56,6 +58,11 @@ class Source(Protocol[Block]):
         """How a table became columns; None for arrays."""
         ...
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether a pass over the rows reads them from memory, and costs little."""
+        ...
+
     def blocks(self, width: int | None = None) -> Iterator[Block]:
         """The rows in order, in blocks; `width` is how many numbers a pass makes of each row, if more than it has."""
         ...
@@ -64,8 +71,18 @@ class Source(Protocol[Block]):
         """The sum of f over the blocks, in a tree of fixed shape: no bit depends on threads. f is picklable."""
         ...
 
-    def sample(self, count: int, seed: int) -> Source[Block]:
-        """So many observations drawn without replacement, in their original order."""
+    def sample(self, count: int, seed: int | None) -> Source[Block]:
+        """So many observations drawn without replacement, in their original order, in memory.
+
+        Without a seed, those that cost least to get at, which are random too.
+        """
+        ...
+
+    def pool(self, count: int, seed: int, weight: Callable[[Block], Array] | None = None) -> Source[Block]:
+        """So many observations drawn with replacement, in the order in which they are drawn, in memory.
+
+        All are as likely, or each in proportion to the weight that a function gives it, block by block.
+        """
         ...
 
     def fingerprint(self) -> str:
@@ -100,27 +117,44 @@ def ordered_reduce(parts: Sequence[Block], f: Callable[[Block], Sums], threads: 
         if len(parts) < _WORTH_THREADS or workers == 1:
             return tree_sum(map(f, parts))
         with ThreadPoolExecutor(workers) as pool:
-            return tree_sum(_in_order(pool, parts, f, _WAITING * workers))
+            return tree_sum(in_order(pool, parts, f, _WAITING * workers))
 
 
-def _in_order(
-    pool: ThreadPoolExecutor, parts: Iterable[Block], f: Callable[[Block], Sums], waiting: int
-) -> Iterator[Sums]:
-    """Results in the order of the parts, at most so many of them under way."""
-    ahead: deque[Future[Sums]] = deque()
-    # threads do not inherit what their caller does about overflow
-    settings = np.geterr()
+class Executor(Protocol):
+    """Whatever runs a function elsewhere: threads, processes, the client of a cluster."""
 
-    def made(part: Block) -> Sums:
-        with np.errstate(**settings):
-            return f(part)
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+        """Start fn(*args); what is returned has a method `result`."""
+        ...
 
-    for part in parts:
-        ahead.append(pool.submit(made, part))
-        if len(ahead) >= waiting:
+
+@dataclass(frozen=True)
+class _Made(Generic[Block, Result]):
+    """f with its caller's settings about overflow, which threads and processes do not inherit."""
+
+    f: Callable[[Block], Result]
+    settings: Mapping[str, Any]
+
+    def __call__(self, part: Block) -> Result:
+        """What f makes of a part."""
+        with np.errstate(**self.settings):
+            return self.f(part)
+
+
+def in_order(pool: Executor, parts: Iterable[Block], f: Callable[[Block], Result], waiting: int) -> Iterator[Result]:
+    """Results in the order of the parts, at most so many of them under way; no more are started after a failure."""
+    ahead: deque[Any] = deque()
+    made = _Made(f, np.geterr())
+    try:
+        for part in parts:
+            ahead.append(pool.submit(made, part))
+            if len(ahead) >= waiting:
+                yield ahead.popleft().result()
+        while ahead:
             yield ahead.popleft().result()
-    while ahead:
-        yield ahead.popleft().result()
+    finally:
+        for future in ahead:
+            future.cancel()
 
 
 def chosen_rows(n: int, count: int, seed: int) -> Index:
@@ -129,6 +163,17 @@ def chosen_rows(n: int, count: int, seed: int) -> Index:
     if count > n:
         raise InvalidInput("count", f"between 1 and the number of rows, {n}", count, "choose a size in that range")
     return np.sort(np.random.default_rng(seed).choice(n, size=count, replace=False))
+
+
+def drawn_rows(n: int, count: int, seed: int) -> Index:
+    """Numbers of `count` rows of n drawn with replacement, in the order in which they are drawn."""
+    count = whole("count", count, 1, "pass an int such as 10_000")
+    return np.random.default_rng(seed).integers(0, n, size=count)
+
+
+def drawn_shares(count: int, seed: int) -> Array:
+    """Random numbers between 0 and 1, for draws by weight."""
+    return np.random.default_rng(seed).random(whole("count", count, 1, "pass an int such as 10_000"))
 
 
 def digest_of(arrays: Iterable[NDArray[np.generic] | None]) -> str:

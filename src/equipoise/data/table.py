@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.arrays import Index, Mask
+from equipoise.arrays import Index
 from equipoise.checks import checked_options, shown
-from equipoise.data.arrays import Rows, require_weights, rows
-from equipoise.data.columns import Column, Level, column_values, learnt, numbers
-from equipoise.data.design import Design, as_numbers, evaluated, learnt_encoding, vector, without_offset
+from equipoise.data.arrays import Rows, rows
+from equipoise.data.columns import Column, Level, column_values, learnt
+from equipoise.data.design import Design, learnt_encoding, vector, without_offset
+from equipoise.data.evaluation import as_numbers, evaluated
 from equipoise.data.formula import Reading, parsed, require_room
-from equipoise.data.frames import as_frame, incomplete, picked, require_complete, require_finite, without_lagged
+from equipoise.data.frames import as_frame, picked, require_finite, without_lagged
 from equipoise.data.grammar import FUNCTIONS, UserFunction, user_functions
 from equipoise.data.marks import named_columns
+from equipoise.data.taking import Taking, every_row_missing, taking_part, weightless
 from equipoise.data.wording import brief, listed
 from equipoise.errors import EquipoiseWarning, InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Design", "read_table", "table"]
+__all__ = ["Design", "read_table", "require_single", "table", "typed"]
 
 
 @checked_options
@@ -152,7 +154,7 @@ def table(
     beside = _beside(frame, {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials})
     marks = _marks(frame, clusters, time)
     part = _taking_part(picked(frame, reading.columns), beside, marks, missing, reading)
-    values, known, response_levels = _typed(part.chosen, reading)
+    values, known, response_levels = typed(part.chosen, reading)
     require_room(sides, reading, functions, known, len(part.chosen))
     left, right, spec = _matrices(sides, values, reading, functions, part.times)
     left, right, part = _finite_sides(left, right, part, missing, reading)
@@ -176,45 +178,6 @@ def table(
         context={name: function for name, function in functions.items() if name in reading.functions},
     )
     return replace(made, design=design)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The rows that take part: the formula's columns, weights and others beside them, and how many were dropped."""
-
-    chosen: pd.DataFrame
-    beside: pd.DataFrame
-    marks: dict[str, pd.DataFrame]
-    dropped: int
-
-    @property
-    def marked(self) -> dict[str, Any]:
-        """Clusters and times, as far as given."""
-        return {name: frame if name == "clusters" else frame.iloc[:, 0] for name, frame in self.marks.items()}
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """Weights, frequency and offset, as far as given."""
-        return {str(name): numbers(str(name), self.beside[name]) for name in self.beside.columns}
-
-    @property
-    def times(self) -> Index | None:
-        """How many observations each row stands for; None for one each."""
-        given = self.numbers
-        require_weights(given.get("weights"), given.get("frequency"), self.beside.index.to_numpy())
-        return given["frequency"].astype(np.int64) if "frequency" in given else None
-
-    def at(self, kept: Mask) -> _Part:
-        """Those of the rows that have a value."""
-        if not kept.any():
-            raise InvalidInput(
-                "data",
-                "a table with rows left to fit",
-                "missing values in every row",
-                "fill them, or use other columns",
-            )
-        marks = {name: frame[kept] for name, frame in self.marks.items()}
-        return _Part(self.chosen[kept], self.beside[kept], marks, self.dropped + int((~kept).sum()))
 
 
 def _beside(frame: pd.DataFrame, options: Mapping[str, Any]) -> pd.DataFrame:
@@ -253,19 +216,11 @@ def _marks(frame: pd.DataFrame, clusters: Any, time: Any) -> dict[str, pd.DataFr
 
 def _taking_part(
     chosen: pd.DataFrame, beside: pd.DataFrame, marks: dict[str, pd.DataFrame], missing: str, reading: Reading
-) -> _Part:
-    """The rows that count for something and of which, once the others were dropped or refused, nothing is missing."""
-    weighted, given = np.ones(len(chosen), dtype=bool), [name for name in ("weights", "frequency") if name in beside]
-    for name in given:
-        weighted &= ~(beside[name] == 0).fillna(False).to_numpy(dtype=bool)
-    if not weighted.any():
-        raise InvalidInput(", ".join(given), "positive for some row", "zero for every row", "check the weights")
-    if missing == "raise":
-        for frame in (chosen, beside, *marks.values()):
-            require_complete(frame[weighted], "drop or fill those rows, or fit with missing='drop'")
-    part = _Part(chosen[weighted], beside[weighted], {name: frame[weighted] for name, frame in marks.items()}, 0)
-    gaps = [incomplete(frame) for frame in (part.chosen, part.beside, *part.marks.values())]
-    part = part.at(~np.any(gaps, axis=0))
+) -> Taking:
+    """The rows that take part, at least one."""
+    part = taking_part(chosen, beside, marks, missing)
+    if len(part.chosen) == 0:
+        raise every_row_missing() if part.dropped else weightless([n for n in ("weights", "frequency") if n in beside])
     if reading.lags and len(part.chosen) < len(chosen):
         raise InvalidInput(
             "formula", "without lag() where rows in between are left out", shown(reading.text),
@@ -274,9 +229,7 @@ def _taking_part(
     return part
 
 
-def _typed(
-    chosen: pd.DataFrame, reading: Reading
-) -> tuple[pd.DataFrame, dict[str, Column], tuple[Level, Level] | None]:
+def typed(chosen: pd.DataFrame, reading: Reading) -> tuple[pd.DataFrame, dict[str, Column], tuple[Level, Level] | None]:
     """The columns as formulas take them, what those on the right are, and the names of a response's two levels."""
     import pandas as pd
 
@@ -290,6 +243,16 @@ def _typed(
             names = _two_levels(name, column, reading)
             values[name] = values[name].cat.codes.astype(np.float64)
     return pd.DataFrame(values, index=chosen.index), known, names
+
+
+def require_single(left: pd.DataFrame, reading: Reading) -> None:
+    """Raise unless the response is one column."""
+    if left.shape[1] != 1:
+        raise InvalidInput(
+            "formula", "one with a single numeric response",
+            f"{shown(reading.text)} with response columns [{listed(left.columns)}]",
+            "code the response as numbers (0 and 1 for bernoulli)",
+        )  # fmt: skip
 
 
 def _two_levels(name: str, column: Column, reading: Reading) -> tuple[Level, Level]:
@@ -323,15 +286,10 @@ def _matrices(
 
 
 def _finite_sides(
-    left: pd.DataFrame, right: pd.DataFrame, part: _Part, missing: str, reading: Reading
-) -> tuple[pd.DataFrame, pd.DataFrame, _Part]:
+    left: pd.DataFrame, right: pd.DataFrame, part: Taking, missing: str, reading: Reading
+) -> tuple[pd.DataFrame, pd.DataFrame, Taking]:
     """Response and design matrix, without the rows that `lag()` has no value for if those may go."""
-    if left.shape[1] != 1:
-        raise InvalidInput(
-            "formula", "one with a single numeric response",
-            f"{shown(reading.text)} with response columns [{listed(left.columns)}]",
-            "code the response as numbers (0 and 1 for bernoulli)",
-        )  # fmt: skip
+    require_single(left, reading)
     if reading.lags and missing == "drop":
         kept = without_lagged(left, right)
         left, right, part = left[kept], right[kept], part.at(kept)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
-__all__ = ["brief", "listed"]
+from equipoise.errors import InvalidInput
+
+__all__ = ["brief", "listed", "placed_in"]
 
 
 def brief(words: object, most: int = 80) -> str:
@@ -19,3 +22,12 @@ def listed(values: Iterable[object], most: int = 6) -> str:
     """A few values, and how many there are beside."""
     words = [str(v) if isinstance(v, (int, np.integer)) else brief(repr(v), 40) for v in values]
     return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
+
+
+@contextmanager
+def placed_in(place: str) -> Iterator[None]:
+    """Let errors about a table say where the table is from."""
+    try:
+        yield
+    except InvalidInput as error:
+        raise error.at(brief(place)) from error

@@ -21,6 +21,7 @@ __all__ = ["Fit", "fit"]
 
 _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
+_SHARE, _LARGEST = 20, 100_000  # of more rows in files, this share gives it, up to so many
 _AGREED = 1e-13  # relative difference of an estimated constant from the one in use
 _ROUNDED = 1e-10  # below which that difference may be rounding
 _CLOSE = 0.2  # difference of logarithms that are extrapolated, and the longest step that leads to
@@ -75,6 +76,8 @@ def fit(
     max_iterations = whole("max_iterations", max_iterations, 1, "100 is enough for most losses")
     seed = whole("seed", seed, 0, "pass an int")
     part = None if tuning_rows is None else problem.subsample(tuning_rows, seed)
+    if part is None and not problem.source.in_memory:
+        part = _part(problem)
     with np.errstate(over="ignore", invalid="ignore"):
         if problem.search.convex:
             result = _convex(problem, max_iterations, part)
@@ -85,14 +88,14 @@ def fit(
 
 def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) -> Fit:
     """The minimum; for many rows, from that of a part of them and with its Hessian, which saves most of the passes."""
-    if part is None and problem.source.n > 2 * _SAMPLE:
-        part = problem.subsample(_SAMPLE, seed=0)
+    part = _part(problem) if part is None else part
     if part is not None:
         try:
             start = _convex(part, max_iterations)
             there = part.at_constant(start.constant)
-            rough = Rough(there.derivatives(start.theta, 2).hessian, there.search.yardstick(start.theta))
-            return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations)
+            hessian, yard = there.derivatives(start.theta, 2).hessian, there.search.yardstick(start.theta)
+            rough = Rough(hessian, yard, start.constant)
+            return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough)
         except FitFailed:
             pass  # a sample may be separated or collinear where the whole is not
     starts = problem.search.starts()
@@ -100,6 +103,15 @@ def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) 
     here = problem.settled(starts[0])
     first = min(starts, key=lambda theta: finite_or_inf(here.derivatives(theta, 0).value))
     return _settle(problem, first, _led, max_iterations)
+
+
+def _part(problem: Problem) -> Problem | None:
+    """A random part of the rows that gives a good start; None where there are too few to gain by it."""
+    rows = problem.source.n
+    if rows <= 2 * _SAMPLE:
+        return None
+    few = _SAMPLE if problem.source.in_memory else min(max(_SAMPLE, rows // _SHARE), _LARGEST)
+    return problem.subsample(few, seed=None)
 
 
 def _led(problem: Problem, theta: Array, max_iterations: int) -> Fit:
@@ -113,20 +125,24 @@ def _led(problem: Problem, theta: Array, max_iterations: int) -> Fit:
         return minimise(problem, relaxed[0], max_iterations)
 
 
-def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int) -> Fit:
-    """Minimise; a constant estimated from the residuals (the gaussian scale) moves with θ: repeat until both agree."""
-    here = problem.settled(theta)
+def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int, rough: Rough | None = None) -> Fit:
+    """Minimise; a constant estimated from the residuals (the gaussian scale) moves with θ: repeat until both agree.
+
+    A sample's constant is as good as any to begin with, and its residuals tell whether they are more than rounding.
+    """
+    known = None if rough is None or problem.constant is not None else rough.constant
+    here = problem.settled(theta) if known is None else problem.at_constant(known)
     result = solver(here, theta, max_iterations)
     if here is problem:
         return replace(result, constant=problem.constant)
-    if problem.search.proportional:
-        return _rescaled(problem, here, result)
+    if problem.search.proportional is not None:
+        return _rescaled(problem, here, result, problem.search.proportional, rough)
     iterations, path = result.iterations, list[tuple[float, float]]()
     for _ in range(max_iterations):
-        constant, wanted = _constant(here), _constant(problem.settled(result.theta))
+        constant, wanted = _constant(here), _constant(here.resettled(result.theta, result.loss))
         path.append((np.log(constant), np.log(wanted / constant)))
         if _agree(path):
-            require_residuals(problem, _sizeable(here, result.theta))
+            require_residuals(problem, _sizeable(here, result.theta, rough))
             problem.search.require_constant(constant)
             return replace(result, iterations=iterations, constant=constant)
         here = problem.at_constant(float(np.exp(_secant(path))))
@@ -148,8 +164,10 @@ def _constant(problem: Problem) -> float:
     return problem.constant
 
 
-def _sizeable(problem: Problem, theta: Array) -> bool:
-    """Whether the residuals are more than rounding."""
+def _sizeable(problem: Problem, theta: Array, rough: Rough | None) -> bool:
+    """Whether the residuals are more than rounding; if those of a sample are, all are."""
+    if rough is not None and rough.yardstick.spread > 10.0 * rough.yardstick.rounding:
+        return True
     spread, rounding = problem.search.yardstick(theta)
     return spread > 10.0 * rounding
 
@@ -177,14 +195,14 @@ def _secant(path: list[tuple[float, float]]) -> float:
     return 0.5 * (low + high) if between and (slow or not low < here + step < high) else here + step
 
 
-def _rescaled(problem: Problem, here: Problem, result: Fit) -> Fit:
-    """The minimiser with the constant its residuals give, where that only multiplies the loss."""
-    require_residuals(problem, _sizeable(here, result.theta))
-    constant = _constant(problem.settled(result.theta))
-    ratio = _constant(here) / constant
-    return replace(
-        result, constant=constant, gradient_norm=result.gradient_norm * ratio, loss=result.loss * ratio * ratio
-    )
+def _rescaled(problem: Problem, here: Problem, result: Fit, power: float, rough: Rough | None) -> Fit:
+    """The minimiser with the constant its residuals give, where that only multiplies the loss, by this power of it."""
+    require_residuals(problem, _sizeable(here, result.theta, rough))
+    constant = _constant(here.resettled(result.theta, result.loss))
+    problem.search.require_constant(constant)
+    factor = (constant / _constant(here)) ** power
+    norm = result.gradient_norm * float(np.sqrt(factor))
+    return replace(result, constant=constant, gradient_norm=norm, loss=result.loss * factor)
 
 
 def _polished(problem: Problem, part: Problem | None, restarts: int | None, max_iterations: int) -> Fit:

@@ -7,7 +7,7 @@ distances are measured in standard errors, and differences of the loss too small
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ __all__ = ["Rough", "minimise", "whitening"]
 
 _SLOW = 0.1  # a Hessian is kept while each step with it leaves at most this share of the distance
 _STALLED = 0.75  # close to the minimiser, steps that leave more of the distance are rounding: e^(−1/2) is an asymptote
+_AWAY = 0.05  # posterior standard deviations from the minimiser, beyond which a Hessian is made anew at the next step
 _NEAR = 0.1  # standard errors from the minimiser, where the loss is a parabola for all that a step can tell
 _ALIKE = 1e-10  # losses that differ by less than this share are told apart by their slopes
 _LENGTHS = (1.0, 0.1, 0.01, 0.001)  # of the first step tried, from which others are halved
@@ -31,10 +32,11 @@ _SINGULAR = 1e-14  # smallest eigenvalue of a Hessian scaled to unit diagonal: o
 
 
 class Rough(NamedTuple):
-    """What a sample of the rows tells near its minimiser: a Hessian, and what distances are compared with."""
+    """What a sample of the rows tells near its minimiser: a Hessian, what distances are compared with, the constant."""
 
     hessian: Array
     yardstick: Yardstick
+    constant: float | None
 
 
 class _Map(NamedTuple):
@@ -59,6 +61,7 @@ class _Place:
     last: float
     yard: Yardstick | None
     n: int
+    in_memory: bool
 
     @property
     def near(self) -> bool:
@@ -78,9 +81,23 @@ class _Place:
         return self.norm <= polished(self.yard) or (self.converged and self.norm > _STALLED * self.last)
 
     @property
+    def settling(self) -> bool:
+        """Whether the next step, by how much the last one gained, leaves nothing but rounding."""
+        if self.in_memory or self.yard is None or not self.map.own or not self.converged:
+            return False
+        return self.following <= polished(self.yard)
+
+    @property
+    def following(self) -> float:
+        """The distance after one more step: with a Hessian that is kept, twice as much stays as with one that is new."""
+        return 2.0 * self.norm * self.norm / self.last
+
+    @property
     def worn(self) -> bool:
         """Whether a Hessian from elsewhere should be made anew; a sample's, where its step leads close by."""
         slow = not self.map.fresh and self.norm > _SLOW * self.last
+        if not self.in_memory:
+            return slow or not self.map.own or self.norm > _AWAY
         return slow or (self.norm > 1.0 if self.map.own else self.norm < 1.0 / _SLOW)
 
 
@@ -89,8 +106,11 @@ def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: R
 
     With many rows a Hessian costs several gradients. Then that of a sample leads to within a standard deviation of the
     minimiser; one made there serves all further steps, as long as they converge fast, and certifies. The steps end where
-    they no longer shrink: how well a Hessian is known decides how many are needed, and not where they lead.
+    they no longer shrink: how well a Hessian is known decides how many are needed, and not where they lead. Rows that are
+    read from files cost more than a Hessian of them: there it is made at every step that is not yet close, and a last step
+    that will leave nothing but rounding is taken unseen.
     """
+    keep = rough is not None
     with np.errstate(over="ignore", invalid="ignore"):
         here = problem.derivatives(start, 2 if rough is None else 1)
         newton = _newton_map(problem, here.hessian) if rough is None else _newton_map(problem, rough.hessian, own=False)
@@ -101,8 +121,10 @@ def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: R
             if iteration >= _SUSPECT or place.done:
                 require_bounded(problem, place.direction, place.theta, place.map.soft, -place.map.soft)
             following = None
-            if not place.done and iteration < max_iterations:
-                following = _next(problem, place, keep=rough is not None)
+            if not place.done and place.settling:
+                place = replace(place, theta=place.theta + place.direction, norm=place.following)
+            elif not place.done and iteration < max_iterations:
+                following = _next(problem, place, keep)
             if following is None:
                 break
             place = following
@@ -121,7 +143,7 @@ def _placed(
     norm = float(np.sqrt(max(0.0, -float(here.gradient @ direction)) * problem.n))
     if yard is None and (norm < 1.0 or norm > _STALLED * last):
         yard = problem.search.yardstick(theta)
-    return _Place(theta, here, newton, direction, norm, last, yard, problem.n)
+    return _Place(theta, here, newton, direction, norm, last, yard, problem.n, problem.source.in_memory)
 
 
 def _next(problem: Problem, place: _Place, keep: bool) -> _Place | None:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import wraps
+from glob import has_magic
+from os.path import getsize, isdir, isfile
 from pathlib import Path
-from typing import Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from equipoise.checks import checked_options, shown
+from equipoise.data.scanned import Scan
+from equipoise.data.scanning import scan
 from equipoise.data.table import table
 from equipoise.errors import InvalidInput
 from equipoise.linalg import in_fixed_order
 from equipoise.models.problem import Model, Problem
 
 __all__ = ["Verb", "bind", "checked", "verb"]
+
+# Bytes of a file that is no longer read at once.
+_LARGE = 200_000_000
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,10 +53,11 @@ def bind(
     model
         From `eq.glm` or `eq.Model`; a problem that is bound already is returned as it is.
     data
-        `(X, y)`, a source from `eq.data`, a pytree of arrays for a loss of your own, or a DataFrame or file path together
-        with `formula`.
+        `(X, y)`, a source from `eq.data`, a pytree of arrays for a loss of your own; or together with `formula` a DataFrame,
+        a path, or paths, a glob, a folder or a dataset as `eq.data.scan` takes them. What is small is read whole, what is
+        large at every pass.
     formula, weights, frequency, offset, trials, missing, context
-        How to read a table: see `eq.data.table`.
+        How to read a table: see `eq.data.table` and `eq.data.scan`.
     clusters, time
         To which clusters rows belong and when they were observed, for targets that ask: column names of a table, names
         a source keeps, or arrays.
@@ -75,7 +83,7 @@ def bind(
             raise InvalidInput(
                 "data", "left out for a problem that is bound already", shown(type(data)), "leave it out"
             )
-        return model.marked(clusters, time)
+        return model if clusters is None and time is None else model.marked(clusters, time)
     if isinstance(model, type) or not isinstance(model, Model):
         given = getattr(model, "__name__", None) or shown(model)
         remedy = "make one with eq.glm(...), such as eq.glm('poisson'), or eq.Model(...)"
@@ -87,8 +95,30 @@ def bind(
     if formula is not None:
         beside = {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials}
         marks = {"clusters": clusters, "time": time}
-        return model.bind(table(data, formula, **beside, missing=missing, context=context, **marks))
-    return model.bind(_source(data, weights, frequency, offset, trials)).marked(clusters, time)
+        return model.bind(_tabled(data, formula, {**beside, **marks, "missing": missing, "context": context}))
+    problem = model.bind(_source(data, weights, frequency, offset, trials))
+    return problem if clusters is None and time is None else problem.marked(clusters, time)
+
+
+def _tabled(data: object, formula: str, options: Mapping[str, Any]) -> object:
+    """A table by a formula: rows in memory if it is small, a scan if it is not."""
+    if isinstance(data, Scan):
+        raise InvalidInput("formula", "left out for a scan, which has its own", shown(formula), "leave it out")
+    if not _is_large(data):
+        return table(data, formula, **options)
+    source = scan(data, formula, **options)
+    # the rows that a formula makes of large files may be small
+    return source.whole() if source.size <= source.memory // 4 else source
+
+
+def _is_large(data: object) -> bool:
+    """Whether a table is read by a scan: several files, a dataset, or a file that is large or of another kind."""
+    if isinstance(data, (str, Path)):
+        if not isfile(data):
+            return isdir(data) or has_magic(str(data))
+        return getsize(data) > _LARGE or Path(data).suffix.lower() in {".arrow", ".feather", ".ipc", ".gz"}
+    paths = isinstance(data, (list, tuple)) and all(isinstance(item, (str, Path)) for item in data)
+    return paths or hasattr(data, "get_fragments")
 
 
 def _source(data: object, *beside: object) -> object:

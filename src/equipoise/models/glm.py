@@ -11,7 +11,9 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.checks import checked_options, finite_array, one_of, positive, shown
-from equipoise.data.arrays import as_rows
+from equipoise.data.arrays import Rows
+from equipoise.data.scanned import as_rows
+from equipoise.data.source import Source
 from equipoise.errors import InvalidInput
 from equipoise.families.family import FAMILIES, Family, ScalarLoss
 from equipoise.linalg import symmetric
@@ -92,6 +94,19 @@ class GLM:
             If the response is outside the family's range or the prior does not fit the columns.
         """
         source = as_rows(data)
+        # every family takes an interval: the rows are looked at one by one only where an end is not in it
+        ends = source.extremes
+        if ends is None or not self.family.valid(np.array(ends)).all():
+            self._require_valid(source)
+        if source.of_trials and self.family.law != "bernoulli":
+            raise InvalidInput(
+                "trials", f"left out for the {self.family.name} family", "given", "use eq.glm('bernoulli')"
+            )
+        dim = len(source.names)
+        return LinearProblem(self, source, source.n, self._precision(dim), self._mean(dim))
+
+    def _require_valid(self, source: Source[Rows]) -> None:
+        """Raise if a response is outside of the family's range, naming the first such row."""
         start, bad, first = 0, 0, ""
         for rows in source.blocks():
             found = np.flatnonzero(~self.family.valid(rows.y))
@@ -105,12 +120,6 @@ class GLM:
                 f"{first} ({bad} such rows)",
                 "recode the response or choose another family",
             )
-        if self.family.law != "bernoulli" and next(iter(source.blocks())).trials is not None:
-            raise InvalidInput(
-                "trials", f"left out for the {self.family.name} family", "given", "use eq.glm('bernoulli')"
-            )
-        dim = len(source.names)
-        return LinearProblem(self, source, source.n, self._precision(dim), self._mean(dim))
 
     def mean_response(self, eta: Array) -> Array:
         """The mean response, which rises with the linear predictor for every family."""

@@ -25,6 +25,7 @@ from equipoise.models.passes import (
     LeveragePass,
     Leveraging,
     LossPass,
+    MiddlePass,
     MomentPass,
     ResidualPass,
     ScatterPass,
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["LinearCurvature", "LinearProblem"]
 
 _NORMAL_MEDIAN = 0.6744897501960817  # median of |z| for a standard normal z
-_SLACK = 1e-12  # relative rounding of a sum of many weights
+_SAMPLE = 20_000  # rows that tell about where a median is
+_AROUND = 3.0  # by this much over the root of their number, in probability: six standard deviations
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,21 @@ class LinearProblem:
         else:
             square = self.source.reduce(ResidualPass(theta)).square
             scale = float(np.sqrt(square / max(1, self.source.n - self.dim)))
+        return self._at_scale(scale)
+
+    def resettled(self, theta: Array, loss: float) -> Self:
+        """The same with a constant estimated anew: of squared loss, its value tells the residuals without a pass."""
+        model, constant = self.model, self.model.constant
+        if constant is not None and model.family.parameter != "scale":
+            return self.at_constant(profiled(model.family.name, self.source, theta, constant))
+        if constant is None or not self.quadratic:
+            return replace(self, model=replace(model, constant=None)).settled(theta)
+        away = theta - self.mean
+        share = max(0.0, loss - 0.5 * float(away @ (self.precision @ away)) / self.n)
+        ratio = float(np.sqrt(2.0 * share * self.source.n / max(1, self.source.n - self.dim)))
+        return self._at_scale(constant * ratio)
+
+    def _at_scale(self, scale: float) -> Self:
         if scale == 0.0:
             raise InvalidInput("y", "not fitted exactly by the columns", "zero residuals", "pass scale= explicitly")
         return self.at_constant(scale)
@@ -138,7 +155,7 @@ class LinearProblem:
         """The mean loss of the rows alone."""
         return self.with_precision(0.0)
 
-    def subsample(self, rows: int, seed: int) -> Self:
+    def subsample(self, rows: int, seed: int | None) -> Self:
         """The same problem on random rows."""
         rows = whole("tuning_rows", rows, 1, "pass an int such as 10_000")
         if rows > self.source.n:
@@ -152,8 +169,6 @@ class LinearProblem:
 
     def marked(self, clusters: object = None, time: object = None) -> Self:
         """The same problem with clusters and times beside its rows."""
-        if clusters is None and time is None:
-            return self
         return replace(self, source=self.source.marked(clusters, time))
 
     def rowwise(self, theta: Array) -> LinearRowwise:
@@ -288,20 +303,20 @@ class LinearProblem:
         return "global" if self.quadratic else f"L and M global, μ at {where}"
 
     def _median_residual(self, theta: Array) -> float:
-        """The median of |r|, each counted as often as its weight and frequency say."""
-        parts = [
-            (np.abs(rows.y - predictor(rows, theta)), weighted(rows, rows.counts)) for rows in self.source.blocks()
-        ]
-        values = np.concatenate([size for size, _ in parts])
-        if all(rows.weights is None and rows.frequency is None for rows in self.source.blocks()):
-            return float(np.median(values))  # without sorting them
-        order = np.argsort(values)
-        below = np.cumsum(np.concatenate([count for _, count in parts])[order])
-        # where the counts reach exactly half, two values share the middle, and rounding must not choose between them
-        half = 0.5 * below[-1]
-        first = np.searchsorted(below, half * (1.0 - _SLACK), side="left")
-        last = np.searchsorted(below, half * (1.0 + _SLACK), side="right")
-        return float(0.5 * (values[order[first]] + values[order[last]]))
+        """The median of |r|, each counted as often as its weight and frequency say.
+
+        A sample tells between which values it lies but for a case in a billion. One pass counts what is below them and
+        collects what is between.
+        """
+        low, high = 0.0, np.inf
+        if self.source.n > 2 * _SAMPLE:
+            some = self.source.sample(_SAMPLE, seed=None)
+            low, high = some.reduce(MiddlePass(theta, 0.0, np.inf)).around(_AROUND / np.sqrt(_SAMPLE))
+        found = self.source.reduce(MiddlePass(theta, low, high)).median()
+        if found is None:
+            found = self.source.reduce(MiddlePass(theta, 0.0, np.inf)).median()
+        assert found is not None  # between zero and infinity lie all
+        return found
 
 
 @dataclass(frozen=True)

@@ -124,9 +124,12 @@ class LinearSearch:
         return True
 
     @property
-    def proportional(self) -> bool:
-        """Squared loss without a prior is."""
-        return self.problem.quadratic and not self.problem.precision.any()
+    def proportional(self) -> float | None:
+        """Squared loss without a prior is divided by the square of its scale, a gamma's multiplied by its shape."""
+        model = self.problem.model
+        if model.divergence is not None or self.problem.precision.any():
+            return None
+        return {"gaussian": -2.0, "gamma": 1.0}.get(model.family.name)
 
     def starts(self) -> list[Array]:
         """Least squares for predictors matched to the response (the minimiser, of squared loss), and for their level."""
@@ -148,7 +151,7 @@ class LinearSearch:
         problem = self.problem
         if self.convex:
             return () if problem.model.divergence is None else [partial(_narrowing, problem)]
-        part = problem if problem.source.n <= _SAMPLE else problem.subsample(_SAMPLE, seed=0)
+        part = problem if problem.source.n <= _SAMPLE else problem.subsample(_SAMPLE, seed=None)
         relaxed = replace(part, model=replace(problem.model, divergence=None))
         return [partial(_trimming, relaxed, share) for share in (1.0, *_SHARES)]
 

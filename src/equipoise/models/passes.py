@@ -31,6 +31,8 @@ __all__ = [
     "Leveraging",
     "LossPass",
     "LossSums",
+    "MiddlePass",
+    "MiddleSums",
     "MomentPass",
     "MomentSums",
     "ResidualPass",
@@ -43,6 +45,8 @@ __all__ = [
     "predictor",
     "weighted",
 ]
+
+_SLACK = 1e-12  # relative rounding of a sum of many weights
 
 
 def predictor(rows: Rows, theta: Array) -> Array:
@@ -301,6 +305,54 @@ class ResidualPass:
         """The sum over one block."""
         square = weighted(rows, (rows.y - predictor(rows, self.theta)) ** 2)
         return ResidualSums(float(np.sum(counted(rows, square))))
+
+
+class MiddleSums(NamedTuple):
+    """The weight of all rows and of those below some values, and what lies between: |r| and its weight, by blocks."""
+
+    total: float
+    below: float
+    between: tuple[Array, ...]
+
+    def around(self, share: float) -> tuple[float, float]:
+        """Values that leave this much more and less than half of the weight below; all must lie between."""
+        values, upto = self._sorted()
+        ends = np.searchsorted(upto, np.clip([0.5 - share, 0.5 + share], 0.0, 1.0) * upto[-1])
+        low, high = values[np.minimum(ends, values.size - 1)]
+        return float(low), float(high)
+
+    def median(self) -> float | None:
+        """The median of |r|; None if it does not lie between."""
+        values, upto = self._sorted()
+        # where the counts reach exactly half, two values share the middle, and rounding must not choose between them
+        half = 0.5 * self.total
+        if not self.below < half * (1.0 - _SLACK) or not upto.size or not half * (1.0 + _SLACK) < upto[-1]:
+            return None
+        first = np.searchsorted(upto, half * (1.0 - _SLACK), side="left")
+        last = np.searchsorted(upto, half * (1.0 + _SLACK), side="right")
+        return float(0.5 * (values[first] + values[last]))
+
+    def _sorted(self) -> tuple[Array, Array]:
+        """The values between, ascending, and the weight up to each."""
+        values, weight = np.concatenate(self.between, axis=1)
+        order = np.argsort(values, kind="stable")
+        return values[order], self.below + np.cumsum(weight[order])
+
+
+@dataclass(frozen=True)
+class MiddlePass:
+    """Residuals at θ whose size is from `low` to `high`."""
+
+    theta: Array
+    low: float
+    high: float
+
+    def __call__(self, rows: Rows) -> MiddleSums:
+        """Of one block."""
+        size, weight = np.abs(rows.y - predictor(rows, self.theta)), weighted(rows, rows.counts)
+        near = (size >= self.low) & (size <= self.high)
+        between = np.stack([size[near], weight[near]])
+        return MiddleSums(float(weight.sum()), float(weight[size < self.low].sum()), (between,))
 
 
 class BoundSums(NamedTuple):

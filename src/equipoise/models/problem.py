@@ -89,6 +89,11 @@ class Rows(Protocol):
         """How a table became columns; None for arrays."""
         ...
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether a pass over the rows reads them from memory, and costs little."""
+        ...
+
     def fingerprint(self) -> str:
         """A digest that changes with any row."""
         ...
@@ -163,8 +168,8 @@ class Search(Protocol):
         ...
 
     @property
-    def proportional(self) -> bool:
-        """Whether an estimated constant s only multiplies the loss, by s⁻²: the minimiser does not depend on it."""
+    def proportional(self) -> float | None:
+        """p where an estimated constant c only multiplies the loss, by cᵖ, so that the minimiser does not depend on it."""
         ...
 
     def starts(self) -> list[Array]:
@@ -249,6 +254,10 @@ class Problem(Protocol):
         """The problem with a constant that is still open estimated at θ; itself when none is."""
         ...
 
+    def resettled(self, theta: Array, loss: float) -> Self:
+        """The problem with an estimated constant estimated anew at θ, where its loss with the present one is known."""
+        ...
+
     def at_constant(self, constant: float | None) -> Self:
         """The problem with its constant fixed to one found before; itself for None."""
         ...
@@ -261,12 +270,12 @@ class Problem(Protocol):
         """The mean loss of the rows alone."""
         ...
 
-    def subsample(self, rows: int, seed: int) -> Self:
+    def subsample(self, rows: int, seed: int | None) -> Self:
         """The same problem on a random subset of rows, still weighing the regulariser by the full N."""
         ...
 
     def marked(self, clusters: object = None, time: object = None) -> Self:
-        """The same problem with clusters and times beside its rows; itself when neither is given."""
+        """The same problem with clusters and times beside its rows; those that its source keeps, when neither is given."""
         ...
 
     def rowwise(self, theta: Array) -> Rowwise:

@@ -23,13 +23,17 @@ __all__ = ["profiled", "require_inside"]
 _ROUNDS = 60
 _SETTLED = 1e-14  # change of a logarithm
 _LEAST, _MOST = np.log(1e-7), np.log(1e7)  # of a dispersion: below, counts vary as Poisson's
+_SMALL, _LARGE = 1e-3, 1e2  # a dispersion within reason
 _EXACT = 1e12  # shape from which residuals are rounding
 _LONGEST = 2.0  # step of a logarithm
 
 
-def profiled(family: str, source: Source[Rows], theta: Array) -> float:
-    """The constant of largest likelihood, given the means at θ; at the end of its range where there is none."""
-    return _shape(source, theta) if family == "gamma" else _dispersion(source, theta)
+def profiled(family: str, source: Source[Rows], theta: Array, near: float | None = None) -> float:
+    """The constant of largest likelihood, given the means at θ; at the end of its range where there is none.
+
+    One that is near, from a sample or a θ close by, saves passes.
+    """
+    return _shape(source, theta) if family == "gamma" else _dispersion(source, theta, near)
 
 
 def require_inside(parameter: str, constant: float, response: str) -> None:
@@ -127,9 +131,11 @@ def _digamma_rise(y: Array, r: float) -> Array:
     return np.asarray(np.log1p(y / r) + y / (2.0 * r * x) + y * (x + r) / (12.0 * (r * x) ** 2), dtype=np.float64)
 
 
-def _dispersion(source: Source[Rows], theta: Array) -> float:
+def _dispersion(source: Source[Rows], theta: Array, near: float | None) -> float:
     """Newton's method in log a between bounds that close in; a pass over the rows for each step."""
-    log_a, low, high = _start(source, theta), float(_LEAST), float(_MOST)
+    # at the ends of its range the likelihood is flat, and nothing leads away from there
+    inside = near is not None and _SMALL < near < _LARGE
+    log_a, low, high = float(np.log(near or 1.0)) if inside else _start(source, theta), float(_LEAST), float(_MOST)
     for _ in range(_ROUNDS):
         sums = source.reduce(_DispersionPass(theta, log_a))
         if not np.isfinite(sums.first):
@@ -169,4 +175,4 @@ def _start(source: Source[Rows], theta: Array) -> float:
     """The moments' dispersion, within reason."""
     sums = source.reduce(_StartPass(theta))
     ratio = sums.excess / sums.square if 0.0 < sums.square < np.inf else 1.0
-    return float(np.log(np.clip(np.nan_to_num(ratio, nan=1.0), 1e-3, 1e2)))
+    return float(np.log(np.clip(np.nan_to_num(ratio, nan=1.0), _SMALL, _LARGE)))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
+from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.data.table import Design
@@ -78,6 +79,11 @@ class Changed:
         """How a table became columns."""
         return self.source.design
 
+    @property
+    def in_memory(self) -> bool:
+        """As the other source."""
+        return self.source.in_memory
+
     def blocks(self, width: int | None = None) -> Iterator[Rows]:
         """The changed rows in blocks."""
         return map(self.change, self.source.blocks(width))
@@ -86,9 +92,13 @@ class Changed:
         """The sum of f over the changed blocks."""
         return self.source.reduce(_Then(f, self.change), width)
 
-    def sample(self, count: int, seed: int) -> Changed:
+    def sample(self, count: int, seed: int | None) -> Changed:
         """The same rows as of the other source, changed."""
         return replace(self, source=self.source.sample(count, seed))
+
+    def pool(self, count: int, seed: int, weight: Callable[[Rows], Array] | None = None) -> Changed:
+        """The same rows as of the other source, changed."""
+        return replace(self, source=self.source.pool(count, seed, weight))
 
     def marked(self, clusters: object = None, time: object = None) -> Changed:
         """The same rows with clusters and times beside them."""

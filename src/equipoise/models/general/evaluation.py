@@ -19,6 +19,6 @@ def evaluate(layout: Layout, function: Callable[..., object], data: object, draw
     """`function(params, observation)` for every draw and every row, (draws, rows, ...)."""
     source, tree = observations(data)
     with jax.enable_x64(True):
-        held = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in source.leaves])
+        held = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in source.whole().leaves])
         each = jax.jit(lambda t: jax.vmap(lambda o: function(layout.unflatten(t), o))(held))
         return np.asarray(jax.lax.map(each, jnp.asarray(draws)))

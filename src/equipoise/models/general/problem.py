@@ -118,6 +118,11 @@ class GeneralProblem:
         del theta
         return self
 
+    def resettled(self, theta: Array, loss: float) -> Self:
+        """No constant is estimated."""
+        del theta, loss
+        return self
+
     def at_constant(self, constant: float | None) -> Self:
         """There is no constant to fix."""
         del constant
@@ -143,7 +148,7 @@ class GeneralProblem:
         if not np.isfinite(value):
             raise InvalidInput("init", "a point where the loss is finite", f"mean loss {value}", "choose another start")
 
-    def subsample(self, rows: int, seed: int) -> Self:
+    def subsample(self, rows: int, seed: int | None) -> Self:
         """The same problem on random rows."""
         rows = whole("tuning_rows", rows, 1, "pass an int such as 10_000")
         if rows > self.source.n:
@@ -154,8 +159,6 @@ class GeneralProblem:
 
     def marked(self, clusters: object = None, time: object = None) -> Self:
         """The same problem with clusters and times beside its rows."""
-        if clusters is None and time is None:
-            return self
         return replace(self, source=self.source.marked(clusters, time))
 
     def rowwise(self, theta: Array) -> GeneralRowwise:

@@ -34,9 +34,9 @@ class GeneralSearch:
         return False
 
     @property
-    def proportional(self) -> bool:
+    def proportional(self) -> float | None:
         """No constant is estimated."""
-        return False
+        return None
 
     def starts(self) -> list[Array]:
         """The user's start, then seeded perturbations of it for losses with several minima."""

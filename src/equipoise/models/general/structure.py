@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 from equipoise.data.observations import Columns
+from equipoise.data.scanned import Scan
 from equipoise.errors import InvalidInput
 from equipoise.models.layout import Skeleton, Variables
 
@@ -187,14 +188,23 @@ def trainable_structure(init: Tree, trainable: Tree) -> Structure:
     return Structure(treedef, tuple(leaves), tuple(varies), tuple(variables))
 
 
-def observations(data: Tree) -> tuple[Columns, jax.tree_util.PyTreeDef]:
-    """Arrays with a common leading axis, floats in float64, and the structure of one observation.
+def observations(data: Tree) -> tuple[Columns | Scan[Columns], jax.tree_util.PyTreeDef]:
+    """Arrays with a common leading axis, floats in float64, or a scan of columns; and the structure of one observation.
 
     Raises
     ------
     InvalidInput
         If a leaf is not numeric, holds NaN or infinity, or has another leading axis than the rest.
     """
+    if isinstance(data, Scan):
+        if data.design is not None:
+            raise InvalidInput(
+                "data",
+                "a scan of columns for a loss of your own",
+                "one with a formula",
+                "use eq.data.scan(..., columns=...)",
+            )
+        return data, jax.tree.structure(dict.fromkeys(data.names, 0))
     found: dict[str, int] = {}
     leaves: list[NDArray[np.generic]] = []
     paths, tree = jax.tree_util.tree_flatten_with_path(data)

@@ -1,0 +1,130 @@
+"""What a scan is asked for: a formula or columns, what stands beside them, and what to do with missing values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.data.calls import CallReader, Uses
+from equipoise.data.columns import plain_values
+from equipoise.data.formula import Reading, functions_in_sight, parsed
+from equipoise.data.grammar import UserFunction
+from equipoise.data.summaries import LEARNERS
+from equipoise.data.taking import Taking, taking_part
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Asked"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a scan is asked for; it travels to where the rows are.
+
+    Attributes
+    ----------
+    formula
+        The formula, or None for columns as they are.
+    columns
+        The columns as they are.
+    beside
+        The columns of weights, frequency, offset and trials, by these names.
+    clusters, clock
+        The columns that say which rows belong together, and when they were observed.
+    missing
+        `"raise"` or `"drop"`.
+    context
+        Functions that the formula may call.
+    """
+
+    formula: str | None
+    columns: tuple[str, ...]
+    beside: Mapping[str, str]
+    clusters: tuple[str, ...]
+    clock: str | None
+    missing: str
+    context: Mapping[str, UserFunction] = field(default_factory=dict)
+
+    @cached_property
+    def parsed(self) -> tuple[Any, Reading]:
+        """The formula's two sides, and what they use."""
+        return parsed(self.formula, self.context)
+
+    def __getstate__(self) -> dict[str, object]:
+        # what was parsed is made anew where it is needed
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @cached_property
+    def roles(self) -> dict[str, frozenset[str]]:
+        """The columns that enter and what they are used for."""
+        if self.formula is None:
+            return dict.fromkeys(self.columns, frozenset({"term"}))
+        reading = self.parsed[1]
+        both = [*reading.response.items(), *reading.predictors.items()]
+        return {name: frozenset().union(*(roles for n, roles in both if n == name)) for name, _ in both}
+
+    @property
+    def needed(self) -> list[str]:
+        """Every column that is read, once."""
+        return list(dict.fromkeys([*self.roles, *self.beside.values(), *self.marks]))
+
+    @property
+    def marks(self) -> list[str]:
+        """The columns that no loss looks at."""
+        return [*self.clusters, *([] if self.clock is None else [self.clock])]
+
+    def taking(self, frame: pd.DataFrame) -> Taking:
+        """The rows of a table that take part."""
+        import pandas as pd
+
+        beside = pd.DataFrame(self.given(frame), index=frame.index)
+        marks = {"marks": frame[self.marks]} if self.marks else {}
+        return taking_part(frame[list(self.roles)], beside, marks, self.missing)
+
+    def given(self, frame: pd.DataFrame) -> dict[str, pd.Series[Any]]:
+        """Weights, frequency, offset and trials of every row of a table, as far as asked for."""
+        return {name: frame[column] for name, column in self.beside.items()}
+
+    @cached_property
+    def factors(self) -> dict[str, frozenset[str]]:
+        """The factors whose values depend on the table, or are levels that no column has; with their functions."""
+        if self.formula is None:
+            return {}
+        found = {}
+        sides = self.parsed[0]
+        for factor in (f for side in (sides.lhs, sides.rhs) for term in side for f in term.factors):
+            if str(factor.eval_method.value) != "python":
+                continue
+            uses = Uses()
+            CallReader(self.formula, self.context, uses).read(factor.expr)
+            expressed = "C" in uses.functions and not any("coded" in roles for roles in uses.roles.values())
+            if expressed or uses.functions & {*LEARNERS, *self.context}:
+                found[factor.expr] = frozenset(uses.functions)
+        return found
+
+    def values(self, chosen: pd.DataFrame) -> dict[str, pd.Series[Any]]:
+        """The columns as the formula's expressions see them."""
+        return {name: plain_values(name, chosen[name], roles) for name, roles in self.roles.items()}
+
+    def evaluated(
+        self, expression: str, values: Mapping[str, Any], functions: Mapping[str, Any], state: dict[str, Any]
+    ) -> Any:
+        """The value of one factor; what its calls learn is put into `state`."""
+        from formulaic import ModelSpec
+        from formulaic.transforms import TRANSFORMS
+        from formulaic.utils.layered_mapping import LayeredMapping
+        from formulaic.utils.stateful_transforms import stateful_eval
+
+        layers = {
+            "data": values,
+            "context": {**functions_in_sight(self.context), **functions},
+            "transforms": TRANSFORMS,
+        }
+        env = LayeredMapping(*(LayeredMapping(layer, name=name) for name, layer in layers.items()))
+        with np.errstate(all="ignore"):
+            return stateful_eval(expression, env, {}, state, ModelSpec(formula=[]))

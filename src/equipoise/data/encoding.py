@@ -1,0 +1,411 @@
+"""From tables as they are read to blocks of rows, by an encoding that was frozen before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.arrays import Array, Index
+from equipoise.data.arrays import Rows, require_moderate, shares
+from equipoise.data.asked import Asked
+from equipoise.data.columns import Column, column_values, learnt, level_codes, simplified
+from equipoise.data.design import Design, learnt_encoding, without_offset
+from equipoise.data.evaluation import as_numbers, evaluated, specified
+from equipoise.data.formula import require_room
+from equipoise.data.frames import require_finite, stacked
+from equipoise.data.learning import Lessons
+from equipoise.data.marks import Marks, labels_of, times_of
+from equipoise.data.observations import Columns
+from equipoise.data.recipes import Inputs, Recipe, recipe_for
+from equipoise.data.stored import Learnt
+from equipoise.data.table import require_single, typed
+from equipoise.data.wording import placed_in
+from equipoise.errors import InvalidInput
+from equipoise.linalg import blocks
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["ColumnEncoder", "LazyRows", "RowEncoder", "column_encoder", "row_encoder"]
+
+# Rows on which a quick way to the design matrix must give what the formula gives.
+_TRIED = 1000
+
+
+class _Room(threading.local):
+    """Memory for the matrix of one block in each thread: fresh memory would cost as much as to fill it.
+
+    Its columns lie one after the other, as they are read.
+    """
+
+    def __init__(self) -> None:
+        self.buffer = np.empty(0)
+
+    def shaped(self, height: int, width: int) -> Array:
+        if self.buffer.size < height * width:
+            self.buffer = np.empty(height * width)
+        return self.buffer[: height * width].reshape(width, height).T
+
+
+_ROOM = _Room()
+
+
+@dataclass(frozen=True)
+class LazyRows:
+    """Rows whose design matrix is made block by block, while a pass has it in cache.
+
+    Attributes
+    ----------
+    rows
+        All but the matrix.
+    recipe, inputs
+        How it is made, and what of.
+    labels, place
+        What the rows are called in messages, and where they are from.
+    """
+
+    rows: Rows
+    recipe: Recipe
+    inputs: Inputs
+    labels: Index
+    place: str
+
+    @property
+    def n(self) -> int:
+        """Number of observations."""
+        return self.rows.n
+
+    @property
+    def height(self) -> int:
+        """Number of rows."""
+        return self.rows.height
+
+    @property
+    def counts(self) -> Array:
+        """The frequency of every row, ones where there is none."""
+        return self.rows.counts
+
+    def take(self, index: Index | slice) -> Rows:
+        """The rows at `index`, with their matrix."""
+        return self._made(index, None)
+
+    def blocks(self, width: int | None = None) -> Iterator[Rows]:
+        """The rows in blocks."""
+        return (self._made(block, None) for block in self._cuts(width))
+
+    def passing(self, width: int | None = None) -> Iterator[Rows]:
+        """The rows in blocks, each gone when the next is asked for."""
+        dim = self.recipe.width
+        return (self._made(cut, _ROOM.shaped(cut.stop - cut.start, dim)) for cut in self._cuts(width))
+
+    def _cuts(self, width: int | None) -> Iterator[slice]:
+        return blocks(self.height, max(self.recipe.width, width or 0))
+
+    def _made(self, index: Index | slice, out: Array | None) -> Rows:
+        x = self.recipe.matrix(self.inputs.take(index), out)
+        with placed_in(self.place):
+            require_moderate("X", x, self.labels[index])
+        return replace(self.rows.take(index), x=x)
+
+
+@dataclass(frozen=True)
+class RowEncoder:
+    """Makes rows of a regression of a table.
+
+    Attributes
+    ----------
+    asked
+        What is read, and which rows take part.
+    design
+        The frozen encoding of the right-hand side.
+    response, left
+        What the columns of the response are, and what calls left of the `~` learnt.
+    label
+        The response's name.
+    whole
+        Whether every row takes part, so that none has to be looked at for that.
+    recipe
+        A quick way to the design matrix, or None where only the formula gives it.
+    clusters, clock
+        The columns that blocks carry beside: what rows belong together by, and when they were observed.
+    """
+
+    asked: Asked
+    design: Design
+    response: Mapping[str, Column]
+    left: Mapping[str, Mapping[str, Learnt]]
+    label: str
+    whole: bool
+    recipe: Recipe | None
+    clusters: tuple[str, ...] = ()
+    clock: str | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns to read."""
+        return list(dict.fromkeys([*self.asked.needed, *_marking(self)]))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns it makes."""
+        return self.design.names
+
+    @property
+    def width(self) -> int:
+        """Numbers of each row, as read or as made, whichever are more."""
+        return max(len(self.columns), len(self.names)) + 1
+
+    def __call__(self, frame: pd.DataFrame, place: str) -> Rows | LazyRows:
+        """The rows of a table that take part; where there is a recipe, their matrix is made when it is asked for.
+
+        `place` is where the table is from, for messages.
+        """
+        with placed_in(place):
+            return self._encoded(frame, place)
+
+    def _encoded(self, frame: pd.DataFrame, place: str) -> Rows | LazyRows:
+        if self.whole:
+            chosen = frame
+            given = {name: values.to_numpy(np.float64) for name, values in self.asked.given(frame).items()}
+        else:
+            taking = self.asked.taking(frame)
+            chosen, given = taking.chosen, taking.numbers
+        height, index = len(chosen), chosen.index.to_numpy()
+        made = Rows(
+            x=np.empty((height, 0)),
+            y=self._y(chosen) if height else np.empty(0),
+            weights=given.get("weights"),
+            offset=given.get("offset"),
+            names=self.names,
+            response=self.label,
+            design=self.design,
+            frequency=given.get("frequency"),
+            marks=_marks(self, frame.loc[chosen.index]),
+        )
+        if height and "trials" in given:
+            made = shares(made, given["trials"], index)
+        lazy = self.recipe is not None and height > 0
+        made = made if lazy else self._with_matrix(made, chosen)
+        for name, array in ((self.label, made.y), ("offset", made.offset)):
+            if array is not None and height:
+                require_moderate(name, array, index)
+        if self.recipe is None or not lazy:
+            return made
+        return LazyRows(made, self.recipe, self.recipe.inputs(chosen, self.design.columns), index, place)
+
+    def _with_matrix(self, made: Rows, chosen: pd.DataFrame) -> Rows:
+        """The rows with their design matrix by the formula, whose offsets are no columns of it."""
+        sides, reading = self.asked.parsed
+        if not made.height:
+            return replace(made, x=np.empty((0, len(self.names))))
+        matrix = self.design.matrix(sides, chosen)
+        require_finite(matrix)
+        matrix, shift = without_offset(matrix, reading.offsets)
+        x = np.ascontiguousarray(matrix.to_numpy())
+        require_moderate("X", x, chosen.index.to_numpy())
+        offset = made.offset if shift is None else shift + (0.0 if made.offset is None else made.offset)
+        return replace(made, x=x, offset=offset)
+
+    def _y(self, chosen: pd.DataFrame) -> Array:
+        """The response."""
+        import pandas as pd
+
+        sides, reading = self.asked.parsed
+        factors = [factor for term in sides.lhs for factor in term.factors]
+        if len(factors) == 1 and factors[0].expr in self.response:
+            name = factors[0].expr
+            column = self.response[name]
+            if column.kind == "category":
+                return level_codes(name, chosen[name], column).astype(np.float64)
+            if column.kind != "text":
+                return column_values(name, chosen[name], column).to_numpy(np.float64)
+        values = {name: column_values(name, chosen[name], column) for name, column in self.response.items()}
+        frame = pd.DataFrame(values, index=chosen.index)
+        made = as_numbers(
+            evaluated(specified(sides.lhs, self.left, {}), frame, reading.text, self.asked.context), reading.text
+        )
+        require_finite(made)
+        return np.ascontiguousarray(made.to_numpy()[:, 0])
+
+
+class _Marking(Protocol):
+    """What says which columns go beside the rows."""
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """What rows belong together by."""
+        ...
+
+    @property
+    def clock(self) -> str | None:
+        """When they were observed."""
+        ...
+
+
+def _marking(encoder: _Marking) -> list[str]:
+    return [*encoder.clusters, *([] if encoder.clock is None else [encoder.clock])]
+
+
+def _marks(encoder: _Marking, frame: pd.DataFrame) -> Marks | None:
+    """What goes beside the rows of a table; labels depend on their values alone, and are the same in every block."""
+    if not _marking(encoder):
+        return None
+    labels = [labels_of(frame[name], name) for name in encoder.clusters]
+    return Marks(
+        encoder.clusters,
+        np.column_stack(labels) if labels else np.zeros((len(frame), 0), dtype=np.int64),
+        None if encoder.clock is None else times_of(frame[encoder.clock], encoder.clock),
+        encoder.clock or "time",
+    )
+
+
+def row_encoder(asked: Asked, lessons: Lessons, transforms: Mapping[str, dict[str, Learnt]]) -> RowEncoder:
+    """Freeze the encoding of a formula, given what was found in all of the data.
+
+    The rows in which every level occurs are encoded as a table in memory is, with what the calls learnt from all rows.
+    """
+    import pandas as pd
+
+    sides, reading = asked.parsed
+    witness = _as_in_memory(lessons.witness, lessons)
+    values, known, response_levels = typed(witness, reading)
+    # of a chunk, however many rows there are
+    require_room(sides, reading, asked.context, known, 1)
+    left = {call: state for call, state in transforms.items() if call not in reading.learns}
+    right = {call: transforms[call] for call in reading.learns}
+    lhs = evaluated(specified(sides.lhs, left, {}), values, reading.text, asked.context)
+    rhs = evaluated(specified(sides.rhs, right, {}), values, reading.text, asked.context)
+    response = as_numbers(lhs, reading.text)
+    require_single(response, reading)
+    design = Design(
+        formula=reading.text,
+        columns=known,
+        **learnt_encoding(reading, rhs.model_spec),
+        offset=asked.beside.get("offset"),
+        dropped=lessons.dropped,
+        response_levels=response_levels,
+        context={name: function for name, function in asked.context.items() if name in reading.functions},
+    )
+    tried = asked.taking(_as_in_memory(lessons.lot.frame.iloc[:_TRIED], lessons)).chosen
+    tried = stacked([witness, tried.reset_index(drop=True)]) if len(tried) else witness
+    encoder = RowEncoder(
+        asked=_lighter(asked, lessons),
+        design=design,
+        response={n: known.get(n) or learnt(n, witness[n], roles) for n, roles in reading.response.items()},
+        left=left,
+        label=str(response.columns[0]),
+        whole=sum(lessons.kept) == sum(lessons.rows),
+        recipe=None,
+    )
+    recipe = None if reading.offsets else recipe_for(design)
+    if recipe is None:
+        return encoder
+    expected = design.matrix(sides, pd.DataFrame({name: tried[name] for name in known})).to_numpy()
+    same = np.array_equal(recipe.matrix(recipe.inputs(tried, known)), expected)
+    return replace(encoder, recipe=recipe) if same else encoder
+
+
+def _lighter(asked: Asked, lessons: Lessons) -> Asked:
+    """Without the columns that no loss looks at, but for those whose missing values leave rows out."""
+    clock = asked.clock if asked.clock in lessons.holed else None
+    return replace(asked, clusters=tuple(name for name in asked.clusters if name in lessons.holed), clock=clock)
+
+
+def _as_in_memory(frame: pd.DataFrame, lessons: Lessons) -> pd.DataFrame:
+    """Whole numbers of a column with missing values elsewhere are floats, as they are in a table in memory."""
+    changed = {str(n): np.float64 for n in frame.columns if n in lessons.holed and frame[n].dtype.kind in "iu"}
+    return frame.astype(changed) if changed else frame
+
+
+@dataclass(frozen=True)
+class ColumnEncoder:
+    """Makes observations of a table: for each name a column, or several as a matrix.
+
+    Attributes
+    ----------
+    asked
+        What is read, and which rows take part.
+    shape
+        The names with their columns.
+    types
+        The type of each of the arrays.
+    whole
+        Whether every row takes part.
+    clusters, clock
+        The columns that blocks carry beside.
+    """
+
+    asked: Asked
+    shape: Mapping[str, str | tuple[str, ...]]
+    types: Mapping[str, np.dtype[Any]]
+    whole: bool
+    clusters: tuple[str, ...] = ()
+    clock: str | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns to read."""
+        return list(dict.fromkeys([*self.asked.needed, *_marking(self)]))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per array, sorted as JAX sorts the keys of a dictionary."""
+        return tuple(sorted(self.shape))
+
+    @property
+    def design(self) -> None:
+        """Columns are taken as they are."""
+        return
+
+    @property
+    def label(self) -> str:
+        """What looks at such rows knows its response itself."""
+        return "y"
+
+    @property
+    def width(self) -> int:
+        """Numbers of each row."""
+        return len(self.columns) + 1
+
+    def __call__(self, frame: pd.DataFrame, place: str) -> Columns:
+        """The rows of a table that take part; `place` is where it is from."""
+        with placed_in(place):
+            chosen = frame if self.whole else self.asked.taking(frame).chosen
+            leaves = tuple(self._leaf(name, chosen) for name in self.names)
+            return Columns(leaves, self.names, marks=_marks(self, frame.loc[chosen.index]))
+
+    def _leaf(self, name: str, chosen: pd.DataFrame) -> NDArray[np.generic]:
+        columns, kind = self.shape[name], self.types[name]
+        if isinstance(columns, str):
+            made = _numeric(columns, chosen[columns]).astype(kind, copy=False)
+        else:
+            made = np.empty((len(chosen), len(columns)), dtype=kind)
+            for j, column in enumerate(columns):
+                made[:, j] = _numeric(column, chosen[column])
+        if kind.kind == "f" and made.size:
+            require_moderate(f"columns {name}", made, chosen.index.to_numpy())
+        return made
+
+
+def _numeric(name: str, column: pd.Series[Any]) -> NDArray[Any]:
+    if not len(column):
+        return np.empty(0)
+    simple = simplified(name, column)
+    if simple.dtype.kind not in "bif":
+        raise InvalidInput(name, "a column of numbers", f"a column of {simple.dtype}", "encode it, or use a formula")
+    return simple.to_numpy()
+
+
+def column_encoder(asked: Asked, lessons: Lessons, shape: Mapping[str, str | tuple[str, ...]]) -> ColumnEncoder:
+    """Freeze the types of columns, given what was found in all of the data."""
+    witness = _as_in_memory(lessons.witness, lessons)
+    types = {}
+    for name, columns in shape.items():
+        every = [columns] if isinstance(columns, str) else columns
+        types[name] = np.result_type(*(_numeric(column, witness[column]).dtype for column in every))
+    return ColumnEncoder(_lighter(asked, lessons), shape, types, sum(lessons.kept) == sum(lessons.rows))

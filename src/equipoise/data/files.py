@@ -1,0 +1,383 @@
+"""Files at the door: what paths, folders, datasets, tables and streams are made of, and whether their columns agree."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from glob import glob, has_magic
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from equipoise.checks import nearest, shown
+from equipoise.data.parts import (
+    ArrowPart,
+    CSVPart,
+    FragmentPart,
+    FramesPart,
+    Location,
+    ParquetPart,
+    Part,
+    StreamPart,
+    TablePart,
+    unreadable,
+)
+from equipoise.data.wording import brief, listed
+from equipoise.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Found", "opened", "paths_of", "retyped"]
+
+# Row groups smaller than this are read together: opening a file costs as much as decoding some thousand rows.
+_PART_ROWS = 1 << 18
+# What a missing value is called in a path.
+_NOTHING = "__HIVE_DEFAULT_PARTITION__"
+_FORMATS = {
+    ".parquet": "parquet", ".pq": "parquet", ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc", ".csv": "csv", ".tsv": "csv",
+    ".txt": "csv",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a scan reads: its parts in order, and the columns of each file; none are known of frames yet to be made."""
+
+    parts: tuple[Part, ...]
+    schemas: tuple[tuple[str, pa.Schema], ...]
+
+    def require(self, columns: Collection[str], argument: str = "formula") -> None:
+        """Raise unless every file has the columns, once, and of one kind throughout.
+
+        Raises
+        ------
+        InvalidInput
+            Naming file and column.
+        """
+        for label, schema in self.schemas:
+            _require_columns(label, schema.names, columns, argument)
+        for name in columns:
+            known = [(label, schema.field(name).type) for label, schema in self.schemas]
+            kinds = [(label, kind, _kind(kind)) for label, kind in known if _kind(kind) != "nothing"]
+            for label, kind, word in kinds:
+                if word != kinds[0][2]:
+                    raise InvalidInput(
+                        "data", "files whose columns agree",
+                        f"{name}, which is {kinds[0][1]} in {brief(kinds[0][0])} and {kind} in {brief(label)}",
+                        "convert that column in one of them",
+                    )  # fmt: skip
+
+
+def _require_columns(label: str, names: Sequence[str], columns: Collection[str], argument: str) -> None:
+    absent = [name for name in columns if name not in names]
+    if absent:
+        hint = nearest(absent[0], names)
+        raise InvalidInput(
+            argument, f"made of columns of the files, {listed(names)}",
+            f"[{listed(absent, 5)}], which {brief(label)} does not have",
+            f"correct the names, or add the columns{'; ' + hint if hint else ''}",
+        )  # fmt: skip
+    doubled = sorted({name for name in columns if list(names).count(name) > 1})
+    if doubled:
+        raise InvalidInput(
+            "data", "made of columns of different names", f"several named [{listed(doubled)}] in {brief(label)}",
+            "rename them",
+        )  # fmt: skip
+
+
+def _kind(given: pa.DataType) -> str:
+    """What a type is used as: numbers of any width are alike, and text is, whether stored by its levels or not."""
+    from pyarrow import types
+
+    if types.is_dictionary(given):
+        return _kind(given.value_type)
+    if types.is_integer(given) or types.is_floating(given) or types.is_decimal(given):
+        return "number"
+    if types.is_date(given) or types.is_timestamp(given):
+        return "date"
+    if types.is_null(given):
+        return "nothing"
+    return "text" if "string" in str(given) else str(given)
+
+
+# --- What was given -----------------------------------------------------------------------------------
+
+
+def opened(source: object) -> Found:
+    """Find the parts of anything that `scan` takes.
+
+    Raises
+    ------
+    InvalidInput
+        If it is nothing of the kind, matches no file, or a file cannot be read.
+    """
+    import pyarrow as pa
+    from pyarrow import dataset
+
+    if isinstance(source, (str, Path)) or (isinstance(source, (list, tuple)) and source):
+        return _of_paths(source)
+    if isinstance(source, pa.RecordBatchReader):
+        raise InvalidInput(
+            "source", "one that can be read several times", "a RecordBatchReader, which is gone after one pass",
+            "pass a function that returns a fresh one, or the table itself",
+        )  # fmt: skip
+    if isinstance(source, pa.Table):
+        return _of_table(source)
+    if isinstance(source, dataset.Dataset):
+        return _of_dataset(source)
+    if hasattr(source, "__arrow_c_stream__"):
+        return _of_stream(source)
+    if callable(source):
+        return Found((FramesPart(source),), ())
+    raise InvalidInput(
+        "source", "paths, a dataset, a table, an Arrow stream, or a function that returns an iterator of DataFrames",
+        shown(source), "pass for example 'trips/*.parquet'",
+    )  # fmt: skip
+
+
+def paths_of(source: object) -> list[str]:
+    """The files behind paths, globs and folders: those of a glob or folder sorted, those of a list as they are listed.
+
+    Raises
+    ------
+    InvalidInput
+        If there are none.
+    """
+    if isinstance(source, (list, tuple)):
+        return [path for item in source for path in paths_of(item)]
+    if not isinstance(source, (str, Path)):
+        raise InvalidInput("source", "a path, or a list of paths", shown(source), "pass them as text")
+    path = os.path.expanduser(source)
+    if os.path.isdir(path):
+        found = sorted(str(file) for file in _files_below(Path(path)))
+        remedy = f"put files into it that end in {', '.join(_FORMATS)}"
+    elif os.path.isfile(path):
+        return [path]
+    else:
+        found = sorted(file for file in glob(path, recursive=True) if os.path.isfile(file)) if has_magic(path) else []
+        remedy = "check the path"
+    if not found:
+        raise InvalidInput("source", "files that exist", f"{shown(str(source))}, where there are none", remedy)
+    return found
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Files of known kinds, but for those that are hidden or a writer's own notes."""
+    for file in folder.rglob("*"):
+        apart = any(step.startswith(("_", ".")) and "=" not in step for step in file.relative_to(folder).parts)
+        if not apart and file.is_file() and _format(str(file)) is not None:
+            yield file
+
+
+def _format(path: str) -> str | None:
+    """How a file is stored, by the end of its name; text may be compressed."""
+    suffixes = [suffix.lower() for suffix in Path(path).suffixes]
+    if len(suffixes) > 1 and suffixes[-1] in {".gz", ".bz2", ".zst"} and _FORMATS.get(suffixes[-2]) == "csv":
+        return "csv"
+    return _FORMATS.get(suffixes[-1]) if suffixes else None
+
+
+def _of_paths(source: Any) -> Found:
+    from pyarrow.fs import LocalFileSystem
+
+    system, paths = LocalFileSystem(), paths_of(source)
+    for path in paths:
+        if _format(path) is None:
+            raise InvalidInput(
+                "source", f"files that end in {', '.join(_FORMATS)}", brief(path), "convert or rename that file"
+            )
+    constants = _hive(paths)
+    return _joined(_of_file(Location.of(path, system), known) for path, known in zip(paths, constants, strict=True))
+
+
+def _hive(paths: Sequence[str]) -> list[tuple[tuple[str, Any], ...]]:
+    """The columns that each path tells, as in `year=2024/part.parquet`: whole numbers where all are, otherwise text."""
+    import pyarrow as pa
+
+    told = [dict(step.split("=", 1) for step in Path(path).parts[:-1] if "=" in step) for path in paths]
+    whole = {name for known in told for name in known}
+    for known in told:
+        whole -= {name for name, value in known.items() if value != _NOTHING and not re.fullmatch(r"-?\d{1,18}", value)}
+
+    def scalar(name: str, value: str) -> Any:
+        kind = pa.int64() if name in whole else pa.string()
+        text = None if value == _NOTHING else unquote(value)
+        return pa.scalar(int(text) if text is not None and name in whole else text, kind)
+
+    return [tuple((name, scalar(name, value)) for name, value in known.items()) for known in told]
+
+
+def _of_file(location: Location, constants: tuple[tuple[str, Any], ...]) -> Found:
+    read = {"parquet": _of_parquet, "ipc": _of_arrow, "csv": _of_text}[_format(location.path) or "parquet"]
+    return read(location, constants)
+
+
+def _of_parquet(
+    location: Location, constants: tuple[tuple[str, Any], ...], chosen: Collection[int] | None = None
+) -> Found:
+    """A Parquet file: row groups, the small ones together."""
+    from pyarrow.parquet import ParquetFile
+
+    with location.reading(), ParquetFile(location.path, filesystem=location.system) as file:
+        about, schema = file.metadata, _with(file.schema_arrow, constants)
+    parts: list[Part] = []
+    groups: list[int] = []
+    first, rows = 0, 0
+    for k in range(about.num_row_groups):
+        count = about.row_group(k).num_rows
+        if count and (chosen is None or k in chosen):
+            groups.append(k)
+            rows += count
+        if groups and (rows >= _PART_ROWS or k == about.num_row_groups - 1):
+            start = first + count - rows if chosen is None else first
+            parts.append(
+                ParquetPart(location, tuple(groups), start, rows, _told(about, groups, schema, constants), constants)
+            )
+            groups, rows = [], 0
+        first += count
+    return Found(tuple(parts), ((location.path, schema),))
+
+
+def _told(about: Any, groups: Sequence[int], schema: pa.Schema, constants: Iterable[tuple[str, Any]]) -> str:
+    """A digest of what a Parquet file says of some row groups: sizes, extremes and missing values of each column."""
+    digest = hashlib.blake2b(f"{schema.remove_metadata()}{constants!r}".encode(), digest_size=16)
+    for k in groups:
+        group = about.row_group(k)
+        for j in range(group.num_columns):
+            column = group.column(j)
+            stats = column.statistics
+            told = None if stats is None else (stats.has_min_max and (stats.min, stats.max), stats.null_count)
+            sizes = (group.num_rows, column.total_compressed_size, column.total_uncompressed_size)
+            digest.update(repr((column.path_in_schema, sizes, told)).encode())
+    return digest.hexdigest()
+
+
+def _with(schema: pa.Schema, constants: Iterable[tuple[str, Any]]) -> pa.Schema:
+    import pyarrow as pa
+
+    for name, value in constants:
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, value.type))
+    return schema
+
+
+def _of_arrow(location: Location, constants: tuple[tuple[str, Any], ...]) -> Found:
+    """An Arrow file: record batches, the small ones together."""
+    from pyarrow import ipc
+
+    with location.reading(), location.system.open_input_file(location.path) as stream:
+        # of one column, which is enough to count the rows
+        file = ipc.open_file(stream, options=ipc.IpcReadOptions(included_fields=[0]))
+        schema = _with(ipc.open_file(stream).schema, constants)
+        counts = [file.get_batch(k).num_rows for k in range(file.num_record_batches)] if len(schema) else []
+    parts: list[Part] = []
+    batches: list[int] = []
+    first, rows = 0, 0
+    for k, count in enumerate(counts):
+        batches.append(k)
+        rows += count
+        if rows >= _PART_ROWS or k == len(counts) - 1:
+            parts.append(ArrowPart(location, tuple(batches), first, rows, constants))
+            first, batches, rows = first + rows, [], 0
+    return Found(tuple(parts), ((location.path, schema),))
+
+
+def _of_text(location: Location, constants: tuple[tuple[str, Any], ...]) -> Found:
+    """A text file, its types guessed from its first rows; a file without even a header has no columns to disagree."""
+    import pyarrow as pa
+
+    if location.size == 0:
+        return Found((), ())
+    with location.reading():
+        with location.system.open_input_stream(location.path) as stream:
+            header = stream.read(1 << 16).split(b"\n")[0].decode("utf-8", errors="replace")
+        part = CSVPart(location, max(",;\t|", key=header.count), (), constants)
+        with part.reader(None, {}) as reader:
+            schema = reader.schema
+    # pandas leaves dates in a text file as they are written
+    written = [(f.name, pa.string() if pa.types.is_temporal(f.type) else f.type) for f in schema]
+    return Found((replace(part, types=tuple(written)),), ((location.path, _with(pa.schema(written), constants)),))
+
+
+def retyped(found: Found, label: str, columns: Collection[str]) -> Found:
+    """The same with the types of a text file's columns looked for in all of its rows."""
+    import pyarrow as pa
+
+    parts = list(found.parts)
+    k = next(i for i, part in enumerate(parts) if part.label == label)
+    part = parts[k]
+    assert isinstance(part, CSVPart)
+    names = [name for name, _ in part.types]
+    fitting = {name: [pa.int64(), pa.float64(), pa.bool_(), pa.string()] for name in names if name in columns}
+    with part.location.reading(), part.reader(list(fitting), dict.fromkeys(names, pa.string())) as reader:
+        for batch in reader:
+            for name, kinds in fitting.items():
+                while not _casts(batch.column(name), kinds[0]):
+                    kinds.pop(0)
+    types = tuple((name, fitting[name][0] if name in fitting else kind) for name, kind in part.types)
+    if types == part.types:
+        raise unreadable(label, ValueError("values that its own columns do not take"))
+    parts[k] = replace(part, types=types)
+    schema = _with(pa.schema(list(types)), part.constants)
+    return Found(tuple(parts), tuple((name, schema if name == label else s) for name, s in found.schemas))
+
+
+def _casts(column: pa.Array, kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    try:
+        column.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _of_table(table: pa.Table) -> Found:
+    cuts = range(0, table.num_rows, _PART_ROWS)
+    parts = tuple(TablePart(table.slice(start, _PART_ROWS), start) for start in cuts)
+    return Found(parts, (("the table", table.schema),))
+
+
+def _of_stream(source: Any) -> Found:
+    import pyarrow as pa
+
+    with pa.RecordBatchReader.from_stream(source) as reader:
+        return Found((StreamPart(source),), (("the stream", reader.schema),))
+
+
+def _of_dataset(source: Any) -> Found:
+    """A dataset: Parquet fragments by their row groups, others as they are."""
+    try:
+        fragments = list(source.get_fragments())
+    except ValueError:  # one with a filter has none of its own
+        return Found((FragmentPart(source, "the dataset"),), (("the dataset", source.schema),))
+    return _joined(_of_fragment(fragment, source) for fragment in fragments)
+
+
+def _of_fragment(fragment: Any, source: Any) -> Found:
+    import pyarrow as pa
+    from pyarrow import dataset
+
+    keys = dataset.get_partition_keys(fragment.partition_expression)
+    constants = tuple((name, pa.scalar(value, source.schema.field(name).type)) for name, value in keys.items())
+    if isinstance(fragment, dataset.ParquetFileFragment):
+        location = Location.of(fragment.path, fragment.filesystem)
+        return _of_parquet(location, constants, {group.id for group in fragment.row_groups})
+    if not hasattr(fragment, "path") or not fragment.path:
+        table = fragment.to_table() if not constants else pa.Table.from_batches(list(fragment.to_batches()))
+        return _of_table(table)
+    label = str(fragment.path)
+    return Found((FragmentPart(fragment, label),), ((label, _with(fragment.physical_schema, constants)),))
+
+
+def _joined(found: Iterable[Found]) -> Found:
+    parts: list[Part] = []
+    schemas: list[tuple[str, pa.Schema]] = []
+    for each in found:
+        parts.extend(each.parts)
+        schemas.extend(each.schemas)
+    return Found(tuple(parts), tuple(schemas))

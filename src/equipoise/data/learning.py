@@ -1,0 +1,344 @@
+"""What a formula learns from rows that are read block by block: levels, the numbers of its calls, and how many rows.
+
+Each part of the data is read once. What is found in the parts is merged in their order, so that no bit of the result
+depends on who read which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.arrays import Array, Index
+from equipoise.data.asked import Asked
+from equipoise.data.columns import Level, first_of_each, require_few, simplified
+from equipoise.data.frames import stacked
+from equipoise.data.parts import Part
+from equipoise.data.stored import Learnt, frozen, thawed
+from equipoise.data.summaries import LEARNERS, Summary
+from equipoise.data.wording import placed_in
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["KEPT", "Learner", "Lessons", "Lot", "numbered", "settled"]
+
+# Rows of the random sample that is kept of what is read: knots are placed by it, and searches start from it.
+KEPT = 100_000
+
+
+@dataclass(frozen=True)
+class Lot:
+    """A random sample of rows, in order: those with the smallest of random numbers that every row was given.
+
+    Attributes
+    ----------
+    priorities, frames
+        The random numbers and the rows, in pieces that are put together when they are asked for.
+    """
+
+    priorities: tuple[Array, ...]
+    frames: tuple[pd.DataFrame, ...]
+
+    @property
+    def priority(self) -> Array:
+        """The random number of every row."""
+        return np.concatenate(self.priorities)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The rows."""
+        return stacked(self.frames)
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return sum(piece.size for piece in self.priorities)
+
+    def fewer(self, most: int) -> Lot:
+        """At most so many of them, in one piece."""
+        priority, frame = self.priority, self.frame
+        if priority.size > most:
+            kept = priority <= np.partition(priority, most - 1)[most - 1]
+            priority, frame = priority[kept], frame[kept]
+        return Lot((priority,), (frame,))
+
+    def merged(self, other: Lot, most: int) -> Lot:
+        """A sample of both; up to twice as many as wanted are held, so that few are copied often."""
+        both = Lot(self.priorities + other.priorities, self.frames + other.frames)
+        return both if both.size <= 2 * most else both.fewer(most)
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What was found in some parts, one after the other.
+
+    Attributes
+    ----------
+    rows, kept, observations, dropped
+        Rows that were read, that take part, what these stand for, and those left out for missing values; per part.
+    holed
+        The columns with missing values.
+    witness, levels
+        A few rows in which every level occurs, and for every column or factor its levels with their places there.
+    states
+        What each call was given so far, by its text, with the name of its function.
+    ends
+        The extremes of a response that is a number as it stands.
+    lot
+        A random sample of the rows.
+    digest
+        A digest of every value, for parts that cannot tell theirs.
+    """
+
+    rows: tuple[int, ...]
+    kept: tuple[int, ...]
+    observations: tuple[int, ...]
+    dropped: int
+    holed: frozenset[str]
+    witness: pd.DataFrame
+    levels: dict[str, dict[Level, int]]
+    states: dict[str, tuple[str, Summary]]
+    ends: tuple[float, float] | None
+    lot: Lot
+    digest: str
+
+    def merged(self, other: Lessons, most: int) -> Lessons:
+        """What was found in both; where there are no rows, there are no types either."""
+        for some, none in ((self, other), (other, self)):
+            if not sum(none.rows):
+                counts = {name: getattr(self, name) + getattr(other, name) for name in ("rows", "kept", "observations")}
+                return replace(some, **counts)
+        witness, levels = _joined_witness(self, other)
+        states = {**other.states, **self.states}
+        for call in self.states.keys() & other.states.keys():
+            states[call] = (self.states[call][0], self.states[call][1].merged(other.states[call][1]))  # type: ignore[arg-type]
+        ends = [end for end in (self.ends, other.ends) if end is not None]
+        return Lessons(
+            self.rows + other.rows,
+            self.kept + other.kept,
+            self.observations + other.observations,
+            self.dropped + other.dropped,
+            self.holed | other.holed,
+            witness,
+            levels,
+            states,
+            (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None,
+            self.lot.merged(other.lot, most),
+            hashlib.blake2b((self.digest + other.digest).encode(), digest_size=16).hexdigest(),
+        )
+
+    def within(self, other: Lessons, most: int) -> Lessons:
+        """What was found in both, which are of one part."""
+        both = self.merged(other, most)
+        counts = {name: (sum(getattr(both, name)),) for name in ("rows", "kept", "observations")}
+        return replace(both, **counts)  # type: ignore[arg-type]
+
+
+def _joined_witness(first: Lessons, second: Lessons) -> tuple[pd.DataFrame, dict[str, dict[Level, int]]]:
+    """Rows with every level of both, and where they are."""
+    new: dict[int, int] = {}
+    levels = {thing: dict(known) for thing, known in first.levels.items()}
+    for thing, found in second.levels.items():
+        known = levels.setdefault(thing, {})
+        for level, place in found.items():
+            if level not in known:
+                known[level] = len(first.witness) + new.setdefault(place, len(new))
+        require_few(thing, known)
+    if not len(first.witness):
+        return stacked([first.witness, second.witness]), second.levels
+    if not new and first.witness.dtypes.equals(second.witness.dtypes):
+        return first.witness, levels
+    # also without new rows: categories and types are those of all
+    return stacked([first.witness, second.witness.iloc[list(new)]]), levels
+
+
+@dataclass(frozen=True)
+class Learner:
+    """Reads a part and finds what a formula learns from it.
+
+    Attributes
+    ----------
+    asked
+        The formula and all that goes with it.
+    known
+        The calls whose numbers were found before.
+    chunk
+        Rows to read at a time.
+    most, share
+        Rows of the sample, and how likely a row is to be among them at most.
+    """
+
+    asked: Asked
+    known: Mapping[str, Mapping[str, Learnt]]
+    chunk: int
+    most: int
+    share: float
+
+    def __call__(self, part: tuple[int, Part]) -> Lessons:
+        """What is found in a part, which comes with its number."""
+        number, where = part
+        rng = np.random.default_rng([number, 0])
+        found: Lessons | None = None
+        limit = self.share
+        for frame in numbered(where, self.asked.needed, self.chunk):
+            with placed_in(where.label):
+                lessons = self._found(frame, where, rng, limit)
+            found = lessons if found is None else found.within(lessons, self.most)
+            if len(found.lot.priorities) == 1 and found.lot.size >= self.most:
+                limit = min(limit, float(found.lot.priority.max()))
+        if found is None:
+            return _nothing(self.asked)
+        return found
+
+    def _found(self, frame: pd.DataFrame, where: Part, rng: np.random.Generator, limit: float) -> Lessons:
+        """What is found in one block."""
+        taking = self.asked.taking(frame)
+        times, chosen = taking.times, taking.chosen
+        count = len(chosen)
+        witness, levels, states = chosen.iloc[:0], dict[str, dict[Level, int]](), dict[str, tuple[str, Summary]]()
+        if count and self.asked.formula is not None:
+            weight = np.ones(count) if times is None else times.astype(np.float64)
+            values, states = self._expressed(chosen, weight)
+            witness, levels = self._witness(chosen, values)
+        elif count:
+            witness = chosen.iloc[:1]
+        return Lessons(
+            (len(frame),),
+            (count,),
+            (count if times is None else int(times.sum()),),
+            taking.dropped,
+            # where no row is left out, nothing is missing
+            frozenset(str(n) for n in frame.columns if frame[n].isna().any()) if count < len(frame) else frozenset(),
+            witness.reset_index(drop=True),
+            levels,
+            states,
+            self._ends(chosen) if count else None,
+            _drawn(frame, chosen.index.to_numpy() - frame.index[0], times, rng, limit),
+            "" if where.identity is not None else _digest(frame),
+        )
+
+    def _expressed(self, chosen: pd.DataFrame, times: Array) -> tuple[dict[str, Any], dict[str, tuple[str, Summary]]]:
+        """The values of factors that depend on the table, and what their calls are given in it."""
+        if not self.asked.factors:
+            return {}, {}
+        state: dict[str, Any] = {call: thawed(numbers) for call, numbers in self.known.items()}
+        functions = {name: _recorder(name, times) for name in LEARNERS} | {"C": _bare}
+        values = self.asked.values(chosen)
+        made = {factor: self.asked.evaluated(factor, values, functions, state) for factor in self.asked.factors}
+        return made, {call: held["summary"] for call, held in state.items() if "summary" in held}
+
+    def _witness(
+        self, chosen: pd.DataFrame, expressed: Mapping[str, Any]
+    ) -> tuple[pd.DataFrame, dict[str, dict[Level, int]]]:
+        """Rows in which every level of the block occurs."""
+        import pandas as pd
+
+        found = {name: first_of_each(name, chosen[name], roles) for name, roles in self.asked.roles.items()}
+        for factor, value in expressed.items():
+            role = frozenset({"coded" if "C" in self.asked.factors[factor] else "term"})
+            if getattr(value, "ndim", 1) == 1 and not isinstance(value, dict):
+                found[factor] = first_of_each(factor, pd.Series(value), role)
+        places: dict[int, int] = {0: 0}
+        levels = {
+            thing: {level: places.setdefault(place, len(places)) for level, place in known.items()}
+            for thing, known in found.items()
+            if known is not None
+        }
+        return chosen.iloc[list(places)], levels
+
+    def _ends(self, chosen: pd.DataFrame) -> tuple[float, float] | None:
+        """The extremes of the response, where it is a column of numbers."""
+        if self.asked.formula is None:
+            return None
+        factors = [factor for term in self.asked.parsed[0].lhs for factor in term.factors]
+        if len(factors) != 1 or str(factors[0].eval_method.value) != "lookup":
+            return None
+        simple = simplified(factors[0].expr, chosen[factors[0].expr])
+        return (float(simple.min()), float(simple.max())) if simple.dtype.kind in "bif" else None
+
+
+def numbered(where: Part, columns: list[str], chunk: int) -> Any:
+    """The tables of a part, with the rows' numbers in their file as index."""
+    import pandas as pd
+
+    start = where.first
+    for frame in where.frames(columns, chunk):
+        yield frame.set_axis(pd.RangeIndex(start, start + len(frame)), axis=0)
+        start += len(frame)
+
+
+def _nothing(asked: Asked) -> Lessons:
+    """What is found where there are no rows."""
+    import pandas as pd
+
+    empty = pd.DataFrame({name: pd.Series(dtype=object) for name in asked.needed})
+    return Lessons(
+        (0,), (0,), (0,), 0, frozenset(), empty[list(asked.roles)], {}, {}, None, Lot((np.zeros(0),), (empty,)), ""
+    )
+
+
+def _drawn(frame: pd.DataFrame, places: Index, times: Index | None, rng: np.random.Generator, limit: float) -> Lot:
+    """The observations whose random number is below the limit; each draws its own, also those that share a row."""
+    if times is None:
+        priority = rng.random(places.size)
+        below = np.flatnonzero(priority < limit)
+        return Lot((priority[below],), (frame.iloc[places[below]],))
+    below = np.repeat(places, rng.binomial(times, limit))
+    return Lot((limit * rng.random(below.size),), (frame.iloc[below],))
+
+
+def _recorder(name: str, times: Array) -> Callable[..., Any]:
+    """In place of a function that learns: it notes what it is given, unless it has learnt already."""
+    from formulaic.transforms import TRANSFORMS
+    from formulaic.utils.stateful_transforms import stateful_transform
+
+    def note(data: Any, *arguments: Any, _state: dict[str, Any], **named: Any) -> Any:
+        if "summary" in _state:
+            return data
+        if _state or named.get("raw") is True:
+            return TRANSFORMS[name](data, *arguments, _state=_state, **named)
+        x = np.asarray(data, dtype=np.float64)
+        _state["summary"] = (name, LEARNERS[name](x, times, *arguments, **named))
+        return data
+
+    return stateful_transform(note)
+
+
+def _digest(frame: pd.DataFrame) -> str:
+    import pandas as pd
+
+    values = pd.util.hash_pandas_object(frame, index=False).to_numpy()
+    return hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=16).hexdigest()
+
+
+def settled(
+    asked: Asked, lessons: Lessons, known: Mapping[str, Mapping[str, Learnt]]
+) -> tuple[dict[str, dict[str, Learnt]], bool]:
+    """The numbers of the calls that could be found, knots from the sample among them; and whether that is all.
+
+    A call inside another is found first, and the data are read once more for the outer one.
+    """
+    unknown = [call for call in lessons.states if call not in known]
+    inner = {call for call in unknown if not any(other != call and other in call for other in unknown)}
+    state: dict[str, Any] = {call: thawed(numbers) for call, numbers in known.items()}
+    state |= {call: lessons.states[call][1].state() for call in inner}
+    if inner:
+        values = asked.values(asked.taking(lessons.lot.frame).chosen)
+        for factor in asked.factors:
+            asked.evaluated(factor, values, {"C": _bare}, state)
+    found = {call: frozen(lessons.states[call][0], state[call]) for call in inner}
+    # levels of an expression over numbers that were only found now have not been seen
+    blind = any("C" in functions and functions & LEARNERS.keys() for functions in asked.factors.values())
+    done = not unknown or (len(inner) == len(unknown) and not blind)
+    return {**{call: dict(numbers) for call, numbers in known.items()}, **found}, done
+
+
+def _bare(data: Any, *arguments: Any, **named: Any) -> Any:
+    """In place of `C`: the values themselves."""
+    del arguments, named
+    return data

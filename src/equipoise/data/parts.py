@@ -1,0 +1,383 @@
+"""Parts of a data set in files: each says where some rows are, travels to whoever reads them, and reads them in order.
+
+A part is a reference (a file and some of its row groups, say) and holds no rows. Reading one gives tables of a fixed
+number of rows, decoded one after the other, so that a part may be larger than memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from equipoise.checks import shown
+from equipoise.data.wording import brief
+from equipoise.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from pyarrow import fs
+
+__all__ = [
+    "ArrowPart",
+    "CSVPart",
+    "FragmentPart",
+    "FramesPart",
+    "Location",
+    "Mistyped",
+    "ParquetPart",
+    "Part",
+    "StreamPart",
+    "TablePart",
+    "as_pandas",
+    "unreadable",
+]
+
+# Bytes read at a time from each column of a file: the whole of a column in a row group may be larger than memory.
+_BUFFER = 1 << 20
+# Bytes of text that are parsed at a time.
+_TEXT = 1 << 22
+# What pandas takes for missing in a CSV file, beside what Arrow does.
+_MISSING = (
+    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL",
+    "NaN", "None", "n/a", "nan", "null",
+)  # fmt: skip
+
+
+class Part(Protocol):
+    """Some of the rows, in order."""
+
+    @property
+    def label(self) -> str:
+        """What it is called in messages."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """The number of its first row in its file."""
+        ...
+
+    @property
+    def count(self) -> int | None:
+        """How many rows it has, where that is known before it is read."""
+        ...
+
+    @property
+    def identity(self) -> str | None:
+        """What its rows are, as far as the file says without being read; None where it does not."""
+        ...
+
+    def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        """Its rows as tables of the columns, each of so many rows but for the last."""
+        ...
+
+
+@dataclass(frozen=True)
+class Location:
+    """A file as it was found: where, how large, and when it was last written.
+
+    Attributes
+    ----------
+    path, system
+        Where it is.
+    size, time
+        Bytes, and nanoseconds since 1970; a file that has others has changed.
+    """
+
+    path: str
+    system: fs.FileSystem
+    size: int
+    time: int
+
+    @staticmethod
+    def of(path: str, system: fs.FileSystem) -> Location:
+        """A file that is there.
+
+        Raises
+        ------
+        InvalidInput
+            If it is not.
+        """
+        from pyarrow.fs import FileType
+
+        info = system.get_file_info(path)
+        if info.type != FileType.File:
+            raise InvalidInput("data", "files that exist", brief(path), "check the path")
+        return Location(path, system, info.size or 0, info.mtime_ns or 0)
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise, naming the file, if it has changed since it was found or cannot be read."""
+        try:
+            info = self.system.get_file_info(self.path)
+        except OSError as error:
+            raise unreadable(self.path, error) from error
+        if (info.size, info.mtime_ns or 0) != (self.size, self.time):
+            raise InvalidInput(
+                "data", "the same files at every pass", f"{brief(self.path)}, which changed or vanished since it was opened",
+                "wait until nobody writes to it, and scan it again",
+            )  # fmt: skip
+        with _named(self.path):
+            yield
+
+
+@contextmanager
+def _named(label: str) -> Iterator[None]:
+    import pyarrow as pa
+
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise unreadable(label, error) from error
+
+
+def unreadable(label: str, error: Exception) -> InvalidInput:
+    """The error for a file that cannot be read."""
+    return InvalidInput("data", "made of readable files", f"{brief(label)}: {brief(error, 200)}", "check that file")
+
+
+def as_pandas(table: pa.Table) -> pd.DataFrame:
+    """The table as pandas has it, numbers without a copy; decimals become floats."""
+    import pyarrow as pa
+
+    for k, field in enumerate(table.schema):
+        if pa.types.is_decimal(field.type):
+            table = table.set_column(k, field.name, table.column(k).cast(pa.float64()))
+    return table.to_pandas(split_blocks=True, date_as_object=False, ignore_metadata=True)
+
+
+def _regular(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
+    """The same rows in tables of one length: what a file was written in must not show in the order of a sum."""
+    import pyarrow as pa
+
+    held: list[pa.Table] = []
+    room = rows
+    for table in tables:
+        start = 0
+        while start < table.num_rows:
+            held.append(table.slice(start, room))
+            start, room = start + held[-1].num_rows, room - held[-1].num_rows
+            if room == 0:
+                yield pa.concat_tables(held) if len(held) > 1 else held[0]
+                held, room = [], rows
+    if held:
+        yield pa.concat_tables(held) if len(held) > 1 else held[0]
+
+
+def _with_constants(table: pa.Table, constants: Sequence[tuple[str, Any]], columns: Sequence[str]) -> pa.Table:
+    """The columns in the order asked for, those that the file's path tells among them."""
+    import pyarrow as pa
+
+    for name, value in constants:
+        if name in columns and name not in table.schema.names:
+            table = table.append_column(name, pa.repeat(value, table.num_rows))
+    return table.select(list(columns))
+
+
+@dataclass(frozen=True)
+class ParquetPart:
+    """Some consecutive row groups of a Parquet file; `constants` are the columns that its path tells."""
+
+    location: Location
+    groups: tuple[int, ...]
+    first: int
+    count: int
+    identity: str
+    constants: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def label(self) -> str:
+        """The path."""
+        return self.location.path
+
+    def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        """Tables of the columns, a batch of pages at a time."""
+        import pyarrow as pa
+        from pyarrow.parquet import ParquetFile
+
+        given = {name for name, _ in self.constants}
+        with (
+            self.location.reading(),
+            ParquetFile(
+                self.location.path, filesystem=self.location.system, buffer_size=_BUFFER, pre_buffer=False
+            ) as file,
+        ):
+            names = file.schema_arrow.names
+            # of no column at all Arrow does not tell how many rows there are
+            stored = [name for name in columns if name not in given or name in names] or names[:1]
+            batches = file.iter_batches(rows, list(self.groups), stored, use_threads=False)
+            for table in _regular((pa.Table.from_batches([batch]) for batch in batches), rows):
+                yield as_pandas(_with_constants(table, self.constants, columns))
+
+
+@dataclass(frozen=True)
+class ArrowPart:
+    """Some consecutive record batches of an Arrow (Feather) file."""
+
+    location: Location
+    batches: tuple[int, ...]
+    first: int
+    count: int
+    constants: tuple[tuple[str, Any], ...] = ()
+    identity: None = None
+
+    @property
+    def label(self) -> str:
+        """The path."""
+        return self.location.path
+
+    def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        """Tables of the columns, a record batch at a time."""
+        import pyarrow as pa
+        from pyarrow import ipc
+
+        with self.location.reading(), self.location.system.open_input_file(self.location.path) as stream:
+            names = ipc.open_file(stream).schema.names
+            fields = [names.index(name) for name in columns if name in names] or [0]
+            file = ipc.open_file(stream, options=ipc.IpcReadOptions(included_fields=fields))
+            tables = (pa.Table.from_batches([file.get_batch(k)]) for k in self.batches)
+            for table in _regular(tables, rows):
+                yield as_pandas(_with_constants(table, self.constants, columns))
+
+
+class Mistyped(Exception):
+    """A text file has other values further on than the types that its first rows suggest."""
+
+
+@dataclass(frozen=True)
+class CSVPart:
+    """A text file of columns; `types` are those that were found in it."""
+
+    location: Location
+    separator: str
+    types: tuple[tuple[str, pa.DataType], ...]
+    constants: tuple[tuple[str, Any], ...] = ()
+    first: int = 0
+    count: None = None
+    identity: None = None
+
+    @property
+    def label(self) -> str:
+        """The path."""
+        return self.location.path
+
+    def reader(self, columns: Sequence[str] | None, types: dict[str, pa.DataType]) -> Any:
+        """A reader of the columns (all, if None), as these types; others are guessed from the first rows."""
+        from pyarrow import csv
+
+        chosen = None if columns is None else [name for name in columns if name in dict(self.types)]
+        return csv.open_csv(
+            self.location.system.open_input_stream(self.location.path),
+            read_options=csv.ReadOptions(block_size=_TEXT),
+            parse_options=csv.ParseOptions(delimiter=self.separator, newlines_in_values=True),
+            convert_options=csv.ConvertOptions(
+                column_types=types, include_columns=chosen, null_values=list(_MISSING), strings_can_be_null=True
+            ),
+        )
+
+    def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        """Tables of the columns, some text at a time."""
+        import pyarrow as pa
+
+        with self.location.reading():
+            try:
+                with self.reader(columns, dict(self.types)) as reader:
+                    for table in _regular((pa.Table.from_batches([batch]) for batch in reader), rows):
+                        yield as_pandas(_with_constants(table, self.constants, columns))
+            except pa.ArrowInvalid as error:
+                if "conversion error" in str(error):
+                    raise Mistyped(self.label) from error
+                raise
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """Some rows of a table in memory."""
+
+    table: pa.Table
+    first: int
+    label: str = "the table"
+    identity: None = None
+
+    @property
+    def count(self) -> int:
+        """Its rows."""
+        return int(self.table.num_rows)
+
+    def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        """Slices of the columns."""
+        table = self.table.select(list(columns))
+        for start in range(0, table.num_rows, rows):
+            yield as_pandas(table.slice(start, rows))
+
+
+@dataclass(frozen=True)
+class FragmentPart:
+    """A fragment of a dataset that is not made of Parquet files, or a whole dataset with a filter of its own."""
+
+    fragment: Any
+    label: str
+    first: int = 0
+    count: None = None
+    identity: None = None
+
+    def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        """Tables of the columns, few of them read ahead."""
+        import pyarrow as pa
+
+        with _named(self.label):
+            batches = self.fragment.to_batches(
+                columns=list(columns), batch_size=rows, batch_readahead=1, fragment_readahead=1, use_threads=False
+            )
+            for table in _regular((pa.Table.from_batches([batch]) for batch in batches), rows):
+                yield as_pandas(table)
+
+
+@dataclass(frozen=True)
+class StreamPart:
+    """Anything that gives Arrow streams, a fresh one at every pass."""
+
+    source: Any
+    label: str = "the stream"
+    first: int = 0
+    count: None = None
+    identity: None = None
+
+    def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        """Tables of the columns, a batch at a time."""
+        import pyarrow as pa
+
+        with _named(self.label), pa.RecordBatchReader.from_stream(self.source) as reader:
+            tables = (pa.Table.from_batches([batch]).select(list(columns)) for batch in reader)
+            for table in _regular(tables, rows):
+                yield as_pandas(table)
+
+
+@dataclass(frozen=True)
+class FramesPart:
+    """A function that returns a fresh iterator of DataFrames; what it takes as long as one pass is one part."""
+
+    make: Callable[[], Iterable[Any]]
+    label: str = "the frames"
+    first: int = 0
+    count: None = None
+    identity: None = None
+
+    def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        """Slices of the columns of each frame."""
+        from equipoise.data.frames import as_frame, picked
+
+        made = self.make()
+        if not isinstance(made, Iterable):
+            raise InvalidInput(
+                "source", "a function that returns a fresh iterator of DataFrames", f"one that returns {shown(made)}",
+                "pass for example lambda: pd.read_csv(path, chunksize=100_000)",
+            )  # fmt: skip
+        for frame in made:
+            if hasattr(frame, "__len__") and len(frame) == 0:
+                continue
+            chosen = picked(as_frame(frame), columns)
+            for start in range(0, len(chosen), rows):
+                yield chosen.iloc[start : start + rows]

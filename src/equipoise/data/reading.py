@@ -1,0 +1,221 @@
+"""Reading parts of a scan, wherever that is: encoding, summing, and picking rows out of them.
+
+Everything here travels: a part, an encoder and a function are sent to whoever reads the part, and sums or rows come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+
+from equipoise.arrays import Array, Index
+from equipoise.data.arrays import Rows
+from equipoise.data.encoding import LazyRows
+from equipoise.data.learning import numbered
+from equipoise.data.parts import Part
+from equipoise.data.wording import brief
+from equipoise.errors import InvalidInput
+from equipoise.linalg import Sums, fixed_order, tree_sum
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from equipoise.data.design import Design
+
+__all__ = [
+    "Block",
+    "Encoder",
+    "Picking",
+    "Placed",
+    "Reader",
+    "Summing",
+    "Weighing",
+    "Weight",
+    "every_observation",
+    "every_row",
+]
+
+
+class Observations(Protocol):
+    """A block of rows in memory: `Rows` or `Columns`."""
+
+    @property
+    def n(self) -> int:
+        """Number of observations."""
+        ...
+
+    @property
+    def height(self) -> int:
+        """Number of rows."""
+        ...
+
+    def take(self, index: Index | slice) -> Self:
+        """The rows at `index`."""
+        ...
+
+    def blocks(self, width: int | None = None) -> Iterator[Self]:
+        """The rows in blocks that a pass sums over."""
+        ...
+
+
+Block = TypeVar("Block", bound=Observations)
+Made = TypeVar("Made", bound=Observations, covariant=True)
+
+
+class Encoder(Protocol[Made]):
+    """Makes blocks of rows of tables as they are read."""
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns to read."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns it makes."""
+        ...
+
+    @property
+    def label(self) -> str:
+        """What the response is called."""
+        ...
+
+    @property
+    def design(self) -> Design | None:
+        """How a table becomes columns."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Numbers of each row."""
+        ...
+
+    def __call__(self, frame: pd.DataFrame, place: str) -> Made:
+        """The rows of a table that take part; `place` is where it is from."""
+        ...
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A part, what was found in it, and where its rows and observations start among those of all parts."""
+
+    part: Part
+    rows: int
+    kept: int
+    observations: int
+    first_row: int
+    first_observation: int
+
+
+@dataclass(frozen=True)
+class Reader(Generic[Block]):
+    """Reads parts; it travels to where they are."""
+
+    encoder: Encoder[Block]
+    chunk: int
+
+    def frames(self, placed: Placed) -> Iterator[tuple[Placed, pd.DataFrame]]:
+        """The tables of a part, which must have as many rows as before."""
+        count = 0
+        for frame in numbered(placed.part, self.encoder.columns, self.chunk):
+            count += len(frame)
+            yield placed, frame
+        if count != placed.rows:
+            raise InvalidInput(
+                "data", "the same at every pass",
+                f"{count:,} rows of {brief(placed.part.label)}, where there were {placed.rows:,} before",
+                "pass data that do not change, and a function that returns a fresh iterator each time",
+            )  # fmt: skip
+
+    def encoded(self, item: tuple[Placed, pd.DataFrame]) -> Block:
+        """The rows of one table."""
+        placed, frame = item
+        return self.encoder(frame, placed.part.label)
+
+    def chunks(self, placed: Placed) -> Iterator[Block]:
+        """The rows of a part."""
+        return (made for made in map(self.encoded, self.frames(placed)) if made.height)
+
+
+@dataclass(frozen=True)
+class Summing(Generic[Block, Sums]):
+    """Σ f over the blocks of one part, or of one table."""
+
+    reader: Reader[Block]
+    f: Callable[[Block], Sums]
+    width: int | None
+
+    def __call__(self, placed: Placed) -> Sums:
+        """Of a part, which is not empty."""
+        with fixed_order():
+            return tree_sum(self._of(chunk) for chunk in self.reader.chunks(placed))
+
+    def table(self, item: tuple[Placed, pd.DataFrame]) -> Sums | None:
+        """Of one table; None where no row takes part."""
+        chunk = self.reader.encoded(item)
+        return self._of(chunk) if chunk.height else None
+
+    def _of(self, chunk: Block) -> Sums:
+        parts = chunk.passing(self.width) if isinstance(chunk, LazyRows) else chunk.blocks(self.width)
+        return tree_sum(map(self.f, parts))
+
+
+@dataclass(frozen=True)
+class Picking(Generic[Block]):
+    """Chosen rows of one part: by the number of a row, of an observation, or by the sum of weights up to them."""
+
+    reader: Reader[Block]
+    upto: Callable[[Block], Array]
+
+    def __call__(self, job: tuple[Placed, Array]) -> list[Block]:
+        """The rows at which running totals first exceed the ascending marks; with None for marks, all is counted."""
+        placed, marks = job
+        found, start, done = [], 0.0, 0
+        for chunk in self.reader.chunks(placed):
+            total = start + np.cumsum(self.upto(chunk))
+            stop = int(np.searchsorted(marks, total[-1], side="left"))
+            if stop > done:
+                found.append(chunk.take(np.searchsorted(total, marks[done:stop], side="right")))
+            start, done = float(total[-1]), stop
+            if done == marks.size:
+                break
+        return found
+
+
+@dataclass(frozen=True)
+class Weighing(Generic[Block]):
+    """The sum of weights over one part, added as `Picking` adds them."""
+
+    reader: Reader[Block]
+    upto: Callable[[Block], Array]
+
+    def __call__(self, placed: Placed) -> float:
+        """Of a part."""
+        total = 0.0
+        for chunk in self.reader.chunks(placed):
+            total = float((total + np.cumsum(self.upto(chunk)))[-1])
+        return total
+
+
+def every_row(block: Observations) -> Array:
+    """One for every row."""
+    return np.ones(block.height)
+
+
+def every_observation(block: Observations) -> Array:
+    """One for every observation."""
+    return block.counts if isinstance(block, (Rows, LazyRows)) else np.ones(block.height)
+
+
+@dataclass(frozen=True)
+class Weight(Generic[Block]):
+    """A weight for every observation, those of one row together."""
+
+    weight: Callable[[Block], Array]
+
+    def __call__(self, block: Block) -> Array:
+        """Of the rows of a block."""
+        return np.concatenate([self.weight(part) for part in block.blocks()]) * every_observation(block)

@@ -1,0 +1,369 @@
+"""Rows from files larger than memory: read block by block at every pass, encoded the same way each time.
+
+The data are cut into parts (`equipoise.data.parts`), each part into chunks of a fixed number of rows, and these into the
+blocks that a pass sums over. Where the cuts are depends on the files and on the columns alone, and sums are added in a
+tree of that shape: no bit depends on threads, on `memory` or on who reads which part.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Generic, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.arrays import Array, Index
+from equipoise.checks import shown
+from equipoise.data.arrays import Rows, rows
+from equipoise.data.learning import Lot
+from equipoise.data.reading import (
+    Block,
+    Encoder,
+    Picking,
+    Placed,
+    Reader,
+    Summing,
+    Weighing,
+    Weight,
+    every_observation,
+    every_row,
+)
+from equipoise.data.source import Executor, chosen_rows, drawn_rows, drawn_shares, in_order
+from equipoise.errors import InvalidInput
+from equipoise.linalg import Sums, fixed_order, tree_sum
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from equipoise.data.design import Design
+
+__all__ = ["CHUNK", "Scan", "as_rows", "workers_for"]
+
+# Numbers in a chunk, 16 MB: what is decoded and encoded at a time.
+CHUNK = 1 << 21
+# Times the bytes of a chunk that reading, encoding and summing it take.
+_SHARE = 6
+_ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time", "trials"}
+# Chunks or parts that may wait for their turn, per thread.
+_WAITING = 2
+
+
+class _Meter:
+    """How many rows were read so far."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._lock = threading.Lock()
+
+    def add(self, rows: int) -> None:
+        """Count rows that were read."""
+        with self._lock:
+            self.rows += rows
+
+    def __reduce__(self) -> tuple[Callable[[], _Meter], tuple[()]]:
+        # a copy counts for itself
+        return _Meter, ()
+
+
+@dataclass(frozen=True, eq=False)
+class Scan(Generic[Block]):
+    """Rows that are read from where they are at every pass; make one with `eq.data.scan`.
+
+    Attributes
+    ----------
+    parts
+        Where they are, in order; those without rows that take part are left out.
+    encoder
+        What is made of them.
+    lot
+        A random sample of the tables, kept from the first pass.
+    identity
+        The digest that is its fingerprint.
+    clusters, clock
+        The columns that say which rows belong together and when they were observed; `marked` has them in its blocks.
+    extremes
+        Smallest and largest response, where the first pass saw it; None otherwise.
+    memory
+        Bytes that reading and summing may take.
+    executor
+        Where parts are read; None for threads of this process.
+    """
+
+    parts: tuple[Placed, ...]
+    encoder: Encoder[Block]
+    lot: Lot
+    identity: str
+    clusters: tuple[str, ...]
+    clock: str | None
+    extremes: tuple[float, float] | None
+    memory: int
+    executor: Executor | None = None
+    _meter: _Meter = field(default_factory=_Meter, repr=False)
+
+    @property
+    def n(self) -> int:
+        """Number of observations: of rows that take part, each as often as its frequency says."""
+        return sum(placed.observations for placed in self.parts)
+
+    @property
+    def height(self) -> int:
+        """Number of rows that take part."""
+        return sum(placed.kept for placed in self.parts)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns."""
+        return self.encoder.names
+
+    @property
+    def response(self) -> str:
+        """What the response is called."""
+        return self.encoder.label
+
+    @property
+    def design(self) -> Design | None:
+        """How the tables became columns."""
+        return self.encoder.design
+
+    @property
+    def of_trials(self) -> bool:
+        """Whether the response is a share of trials."""
+        return "trials" in cast(Any, self.encoder).asked.beside
+
+    @property
+    def in_memory(self) -> bool:
+        """Every pass reads the rows from where they are."""
+        return False
+
+    @property
+    def passes(self) -> float:
+        """How many times the data were read so far, the first time included; a part of them counts in part."""
+        return self._meter.rows / sum(placed.rows for placed in self.parts)
+
+    def marked(self, clusters: object = None, time: object = None) -> Scan[Block]:
+        """The same rows in blocks that carry their clusters and times: those of these names, or all that are kept.
+
+        Raises
+        ------
+        InvalidInput
+            If they are not kept: they are named when the scan is made, so that missing ones are known.
+        """
+        names = self._kept("clusters", clusters, self.clusters)
+        clock = self._kept("time", time, () if self.clock is None else (self.clock,))
+        encoder = replace(cast(Any, self.encoder), clusters=names, clock=clock[0] if clock else None)
+        return replace(self, encoder=encoder)
+
+    @staticmethod
+    def _kept(argument: str, given: object, kept: tuple[str, ...]) -> tuple[str, ...]:
+        names = kept if given is None else (given,) if isinstance(given, str) else given
+        if not isinstance(names, (list, tuple)) or not set(map(str, names)) <= set(kept):
+            known = f"one of {', '.join(kept)}" if kept else "given when the data were read"
+            raise InvalidInput(argument, known, shown(given), f"scan the files with {argument}=, a name of a column")
+        return tuple(names)
+
+    def by_time(self) -> Scan[Block]:
+        """They cannot be sorted: as they are."""
+        return self
+
+    def blocks(self, width: int | None = None) -> Iterator[Block]:
+        """The rows in blocks, the next table being decoded meanwhile."""
+        for item in self._ahead(self.parts):
+            yield from self._reader.encoded(item).blocks(width)
+
+    def reduce(self, f: Callable[[Block], Sums], width: int | None = None) -> Sums:
+        """Σ f(block) on all cores or on the executor, in a fixed order.
+
+        Parts are read side by side where there are enough of them. Otherwise, one after the other: while its next table is
+        decoded, what was read is summed.
+        """
+        summing, workers = Summing(self._reader, f, width), self._workers
+        if self.executor is not None or len(self.parts) >= _WAITING * workers > _WAITING:
+            return tree_sum(self._results(summing, self.parts, self.parts))
+        with fixed_order():
+            if workers == 1:
+                return tree_sum(self._part_sum(map(summing.table, self._ahead([part]))) for part in self.parts)
+            with ThreadPoolExecutor(workers) as pool:
+                waiting = _WAITING * workers
+                return tree_sum(
+                    self._part_sum(in_order(pool, self._ahead([part]), summing.table, waiting)) for part in self.parts
+                )
+
+    @staticmethod
+    def _part_sum(results: Iterable[Sums | None]) -> Sums:
+        return tree_sum(sums for sums in results if sums is not None)
+
+    def take(self, index: Index | slice) -> Block:
+        """The rows of these numbers, in this order, in memory; only the parts that have them are read."""
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(self.height))
+        return self._picked(np.asarray(index + 0.5), [placed.first_row for placed in self.parts], every_row)
+
+    def sample(self, count: int, seed: int | None) -> Block:
+        """`count` observations drawn without replacement, in their original order, in memory; one pass.
+
+        They are the ones that the same rows in memory would give. Without a seed they are taken from what the first pass
+        kept, if that has as many, and cost no pass.
+        """
+        if seed is None and 0 < count <= self.lot.size:
+            return _singly(_joined([self.encoder(self.lot.fewer(count).frame, "the sample").take(slice(None))]))
+        return self._observed(chosen_rows(self.n, count, seed or 0))
+
+    def pool(self, count: int, seed: int, weight: Callable[[Block], Array] | None = None) -> Block:
+        """`count` observations drawn with replacement, in the order in which they are drawn, in memory.
+
+        Parameters
+        ----------
+        count
+            How many; they must fit into `memory`.
+        seed
+            Chooses them.
+        weight
+            Makes of a block one number per row, to which the probability of each of its observations is proportional;
+            it costs one further pass. All are as likely without it.
+
+        Raises
+        ------
+        InvalidInput
+            If they do not fit into memory.
+        """
+        self._require_room("count", count)
+        if weight is None:
+            return self._observed(drawn_rows(self.n, count, seed))
+        upto = Weight(weight)
+        totals = list(self._results(Weighing(self._reader, upto), self.parts, self.parts))
+        starts = [0.0, *accumulate(totals)]
+        marks = drawn_shares(count, seed) * starts[-1]
+        # rounding must not carry a mark beyond the part that it is in
+        owner = np.clip(np.searchsorted(starts, marks, side="right") - 1, 0, len(totals) - 1)
+        ends = np.nextafter(np.array(totals), 0.0)
+        inside = np.minimum(marks - np.array(starts)[owner], ends[owner])
+        return _singly(self._gathered(owner, inside, upto))
+
+    def whole(self) -> Block:
+        """All rows, in memory.
+
+        Raises
+        ------
+        InvalidInput
+            If they do not fit into `memory`.
+        """
+        self._require_room("memory", self.height)
+        return _joined(list(self.blocks(1)))
+
+    @property
+    def size(self) -> int:
+        """Bytes that all rows would take in memory."""
+        return self.height * self.encoder.width * 8
+
+    def fingerprint(self) -> str:
+        """A digest of what the files say of their rows, and of what is made of them.
+
+        Of Parquet files these are the types, sizes, extremes and missing values of every column of every row group, and
+        nothing of where they are. Rows that come otherwise were digested value by value in the first pass.
+        """
+        return self.identity
+
+    @property
+    def _reader(self) -> Reader[Block]:
+        chunk = max(1, min(CHUNK, self.memory // (8 * _SHARE)) // self.encoder.width)
+        return Reader(self.encoder, chunk)
+
+    @property
+    def _workers(self) -> int:
+        return workers_for(self.memory, 1 if self.design is None else None)
+
+    def _ahead(self, parts: Iterable[Placed]) -> Iterator[tuple[Placed, pd.DataFrame]]:
+        """The tables of parts, the next one decoded while the last is used."""
+        tables = (item for placed in parts for item in self._reader.frames(placed))
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(next, tables, None)
+            while (item := following.result()) is not None:
+                self._meter.add(len(item[1]))
+                following = pool.submit(next, tables, None)
+                yield item
+
+    def _results(self, f: Callable[[Any], Any], jobs: Iterable[Any], parts: Iterable[Placed]) -> Iterator[Any]:
+        """f of every job, in order, each of which reads one of the parts."""
+        if self.executor is not None:
+            results = in_order(self.executor, jobs, f, _WAITING * (os.cpu_count() or 1))
+            for result, placed in zip(results, parts, strict=True):
+                self._meter.add(placed.rows)
+                yield result
+            return
+        workers = workers_for(self.memory)
+        with fixed_order(), ThreadPoolExecutor(workers) as pool:
+            for result, placed in zip(in_order(pool, jobs, f, workers), parts, strict=True):
+                self._meter.add(placed.rows)
+                yield result
+
+    def _observed(self, numbers: Index) -> Block:
+        starts = [placed.first_observation for placed in self.parts]
+        return _singly(self._picked(np.asarray(numbers + 0.5), starts, every_observation))
+
+    def _picked(self, marks: NDArray[np.floating[Any]], starts: list[int], upto: Callable[[Any], Array]) -> Block:
+        """The rows at which running totals exceed the marks, in the order of the marks."""
+        owner = np.searchsorted(starts, marks, side="right") - 1
+        return self._gathered(owner, marks - np.array(starts, dtype=np.float64)[owner], upto)
+
+    def _gathered(self, owner: Index, inside: Array, upto: Callable[[Any], Array]) -> Block:
+        """The rows of parts `owner` at the marks `inside` them, in the order given; one reading of those parts."""
+        order = np.lexsort((inside, owner))
+        needed, first = np.unique(owner[order], return_index=True)
+        marks = np.split(inside[order], first[1:])
+        jobs = [(self.parts[k], here) for k, here in zip(needed, marks, strict=True)]
+        found = self._results(Picking(self._reader, upto), jobs, [placed for placed, _ in jobs])
+        joined = _joined([block for blocks in found for block in blocks])
+        back = np.empty(order.size, dtype=np.int64)
+        back[order] = np.arange(order.size)
+        return joined.take(back)
+
+    def _require_room(self, argument: str, count: int) -> None:
+        size = count * self.encoder.width * 8
+        if size > self.memory:
+            raise InvalidInput(
+                argument, f"so that the rows fit into memory, {self.memory / 1e9:.3g} GB",
+                f"{count:,} rows, which take {size / 1e9:.3g} GB", "pass a larger memory= to eq.data.scan, or fewer rows",
+            )  # fmt: skip
+
+
+def workers_for(memory: int, most: int | None = None) -> int:
+    """How many may read and sum at a time."""
+    return max(1, min(most or os.cpu_count() or 1, memory // (CHUNK * 8 * _SHARE)))
+
+
+def _joined(blocks: list[Block]) -> Block:
+    """Blocks of one source, one after the other."""
+    return cast(Block, cast(Any, type(blocks[0])).joined(blocks))
+
+
+def _singly(block: Block) -> Block:
+    """Rows that each stand for one observation."""
+    return cast(Block, replace(block, frequency=None)) if isinstance(block, Rows) else block
+
+
+def as_rows(data: Any) -> Rows | Scan[Rows]:
+    """Accept `Rows`, a scan by a formula, an `(x, y)` pair, or a mapping of the arguments of `rows`.
+
+    Raises
+    ------
+    InvalidInput
+        If `data` is none of these.
+    """
+    if isinstance(data, Rows) or (isinstance(data, Scan) and data.design is not None):
+        return data
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return rows(data[0], data[1])
+    if isinstance(data, dict) and {"x", "y"} <= data.keys() <= _ARGUMENTS:
+        return rows(**data)
+    raise InvalidInput(
+        "data",
+        "an (X, y) pair, a mapping with keys x, y, weights, frequency, offset, or a source from eq.data",
+        "a scan of columns" if isinstance(data, Scan) else type(data).__name__,
+        "for a DataFrame or files pass formula=..., or use eq.data.table(frame, formula)",
+    )

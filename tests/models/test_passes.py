@@ -1,0 +1,106 @@
+"""Passes over the rows: how many a fit from files needs, and the median by counting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import equipoise as eq
+from equipoise.models import linear as linear_module
+
+N = 60_000
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(N, 4))
+    eta = 0.2 + 0.3 * x.sum(axis=1) / 2.0
+    return pa.table(
+        {
+            **{f"x{j}": x[:, j] for j in range(4)},
+            "gaussian": eta + rng.standard_t(5, size=N),
+            "bernoulli": (rng.random(N) < 1.0 / (1.0 + np.exp(-eta))).astype(float),
+            "poisson": rng.poisson(np.exp(eta) * rng.gamma(2.0, 0.5, N)).astype(float),
+            "gamma": rng.gamma(2.0, np.exp(eta) / 2.0) + 1e-6,
+            "w": rng.uniform(0.5, 2.0, N),
+            "f": rng.integers(1, 4, N),
+        }
+    )
+
+
+@pytest.mark.parametrize("family", ["gaussian", "bernoulli", "poisson", "gamma"])
+def test_a_fit_from_files_reads_them_four_times_and_finds_the_same(family, table) -> None:
+    source = eq.data.scan(table, f"{family} ~ x0 + x1 + x2 + x3", weights="w")
+    found = eq.fit(eq.glm(family), source)
+    # the first pass, four for the minimiser, and one for the gamma's shape
+    assert source.passes <= 1.0 + 4.0 + (family == "gamma")
+    expected = eq.fit(eq.glm(family), source.whole())
+    np.testing.assert_allclose(found.theta, expected.theta, rtol=1e-10, atol=1e-13)
+    if expected.constant is not None:
+        assert found.constant == pytest.approx(expected.constant, rel=1e-12)
+    # the certificate holds where the last step was taken unseen
+    problem = eq.bind(eq.glm(family), source).at_constant(found.constant)
+    _, gradient, H = problem.derivatives(found.theta, 2)
+    assert found.converged
+    assert np.sqrt(source.n * gradient @ np.linalg.solve(H, gradient)) <= max(2.0 * found.gradient_norm, 1e-11)
+
+
+def test_the_rest_of_the_offline_stage_reads_once_for_each_matrix(table) -> None:
+    source = eq.data.scan(table, "poisson ~ x0 + x1 + x2 + x3")
+    problem = eq.bind(eq.glm("poisson"), source)
+    fitted = eq.fit(problem)
+    before = source.passes
+    moments = eq.moments(problem, fitted)
+    assert source.passes == before + 1.0
+    S = np.eye(5)
+    moments.curvature_noise(S)
+    moments.third_derivative(S)
+    assert source.passes == before + 2.0
+
+
+def brute_median(problem, theta) -> float:
+    """Half of the weight on either side, of all values sorted."""
+    rows = problem.source.whole()
+    size = np.abs(rows.y - rows.x @ theta)
+    weight = rows.counts * (1.0 if rows.weights is None else rows.weights)
+    order = np.argsort(size)
+    upto = np.cumsum(weight[order]) / weight.sum()
+    return float(size[order][np.searchsorted(upto, 0.5)])
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "w"}, {"frequency": "f"}, {"weights": "w", "frequency": "f"}])
+def test_the_median_is_found_by_counting_in_one_pass(options, table) -> None:
+    source = eq.data.scan(table, "gaussian ~ x0 + x1 + x2 + x3", **options)
+    problem = eq.bind(eq.glm("gaussian", divergence=eq.Huber()), source)
+    theta = np.array([0.2, 0.1, 0.15, 0.3, -0.1])
+    settled = problem.settled(theta).constant
+    assert source.passes == 2.0
+    assert settled == pytest.approx(
+        brute_median(problem, theta) / 0.6744897501960817, rel=1e-3 if not options else 1e-4
+    )
+    assert settled == eq.bind(problem.model, source.whole()).settled(theta).constant
+    if not options:
+        rows = source.whole()
+        assert settled * 0.6744897501960817 == pytest.approx(np.median(np.abs(rows.y - rows.x @ theta)), rel=1e-15)
+
+
+def test_a_median_that_the_sample_misses_is_found_by_a_further_pass(table, monkeypatch) -> None:
+    monkeypatch.setattr(linear_module, "_AROUND", -0.9)
+    source = eq.data.scan(table, "gaussian ~ x0")
+    problem = eq.bind(eq.glm("gaussian", divergence=eq.Huber()), source)
+    theta = np.array([0.2, 0.1])
+    found = problem.settled(theta).constant
+    assert source.passes == 3.0
+    rows = source.whole()
+    assert found * 0.6744897501960817 == pytest.approx(np.median(np.abs(rows.y - rows.x @ theta)), rel=1e-15)
+
+
+def test_ties_around_the_middle() -> None:
+    """An even number of equal rows: the two middle values share it, whatever weights are written."""
+    y = np.repeat([1.0, 2.0, 3.0, 10.0], 20_000)
+    x = np.ones((len(y), 1))
+    for rows in (eq.data.rows(x, y), eq.data.rows(x, y, weights=np.full(len(y), 0.1))):
+        problem = eq.bind(eq.glm("gaussian", divergence=eq.Huber()), rows)
+        assert problem.settled(np.zeros(1)).constant * 0.6744897501960817 == pytest.approx(2.5, rel=1e-14)
