@@ -158,6 +158,10 @@ class GeneralProblem:
             return self
         return replace(self, source=self.source.marked(clusters, time))
 
+    def stacked(self, moments: Moments) -> Moments:
+        """No constant is estimated."""
+        return moments
+
     def rowwise(self, theta: Array) -> GeneralRowwise:
         """Scores and curvatures of single rows."""
         return GeneralRowwise(self, theta)
