@@ -318,7 +318,7 @@ def test_every_door_takes_frequencies(frame) -> None:
     x = np.column_stack([np.ones(40), frame["a"]])
     mapping = {"x": x, "y": frame["y"], "frequency": frame["times"], "weights": frame["w"]}
     assert eq.bind(model, mapping).n == total
-    with pytest.raises(eq.InvalidInput, match="weights, frequency, offset: must be column names"):
+    with pytest.raises(eq.InvalidInput, match="weights, frequency, offset, trials: must be column names"):
         eq.bind(model, (x, frame["y"]), frequency=frame["times"])
 
 

@@ -169,3 +169,78 @@ def test_many_rows_start_from_a_part_of_them() -> None:
     assert found.constant == pytest.approx(0.5, rel=0.05)
     here = eq.bind(eq.glm("negative-binomial"), (x, y))
     assert here.settled(found.theta).constant == pytest.approx(found.constant, rel=1e-9)
+
+
+# --- What an estimated constant adds to the target -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sandwich", "HC0", "posterior", "CRV1", "HAC"])
+def test_an_estimated_dispersion_enters_through_stacked_scores(kind, data) -> None:
+    """The block of θ in the covariance of θ and the dispersion together, as statsmodels has it."""
+    rng = np.random.default_rng(5)
+    firm = rng.integers(0, 30, N)
+    # means that are wrong: the dispersion and θ then depend on each other
+    y = rng.poisson(np.exp(0.3 + 0.8 * np.abs(data["x"][:, 1])) * rng.gamma(2.0, 0.5, N)).astype(float)
+    words, theirs, options = {
+        "CRV1": ("cluster", {"groups": firm, "use_correction": False}, {"clusters": firm, "small_sample": False}),
+        "HAC": ("HAC", {"maxlags": 3}, {"lags": 3}),
+        "posterior": ("nonrobust", {}, {}),
+    }.get(kind, ("HC0", {}, {}))
+    other = sm.NegativeBinomial(y, data["x"]).fit(
+        disp=0, method="newton", tol=1e-13, maxiter=100, cov_type=words, cov_kwds=theirs or None
+    )
+    model = eq.glm("negative-binomial")
+    fit = eq.fit(model, (data["x"], y))
+    expected = np.asarray(other.cov_params())[:3, :3]
+    problem = eq.bind(model, (data["x"], y))
+    found = eq.robust(problem, fit, kind=kind, **options)
+    np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-7)
+    fixed = eq.robust(eq.glm("negative-binomial", dispersion=fit.constant), (data["x"], y), fit, kind=kind, **options)
+    assert np.abs(fixed / expected - 1.0).max() > 1e-3
+    plan = eq.plan(problem, target=kind, sampler="gaussian", **options)
+    np.testing.assert_allclose(plan.tuning.target, found, rtol=1e-10)
+
+
+def test_with_the_right_mean_it_adds_nothing(data) -> None:
+    rng = np.random.default_rng(6)
+    x = np.column_stack([np.ones(40_000), rng.normal(size=40_000)])
+    mu = np.exp(x @ [0.5, 0.4])
+    y = rng.poisson(mu * rng.gamma(2.0, 0.5, 40_000)).astype(float)
+    model = eq.glm("negative-binomial")
+    fit = eq.fit(model, (x, y))
+    free, fixed = eq.robust(model, (x, y), fit), eq.sandwich(eq.moments(model, (x, y), fit))
+    np.testing.assert_allclose(free, fixed, rtol=2e-3)
+    # the gamma's shape multiplies the loss: nothing at all without a prior
+    model, y = eq.glm("gamma"), mu * rng.gamma(2.0, 0.5, 40_000)
+    fit = eq.fit(model, (x, y))
+    free, fixed = eq.robust(model, (x, y), fit), eq.sandwich(eq.moments(model, (x, y), fit))
+    np.testing.assert_allclose(free, fixed, rtol=1e-9)
+
+
+@pytest.mark.parametrize("family", ["gamma", "negative-binomial"])
+def test_stacked_scores_with_weights_and_prior(family, data) -> None:
+    """Written out: derivatives of every row's −log f by θ and the logarithm of the constant, by differences."""
+    x, y, w = data["x"], data["gamma" if family == "gamma" else "poisson"], data["weights"]
+    model = eq.glm(family, prior_precision=30.0, prior_mean=0.5)
+    rows = eq.data.rows(x, y, weights=w, frequency=data["times"])
+    fit = eq.fit(model, rows)
+
+    def losses(p):
+        mu, c = np.exp(x @ p[:3]), np.exp(p[3])
+        law = st.gamma(c, scale=mu / c) if family == "gamma" else st.nbinom(1 / c, 1 / (1 + c * mu))
+        return -w * (law.logpdf(y) if family == "gamma" else law.logpmf(y))
+
+    at, eye = np.array([*fit.theta, np.log(fit.constant)]), np.eye(4)
+    h = 1e-3
+    g = np.array([(losses(at + h * e) - losses(at - h * e)) / (2 * h) for e in eye]).T
+
+    def bend(a, b):
+        ends = losses(at + h * (a + b)) - losses(at + h * (a - b)) - losses(at + h * (b - a)) + losses(at - h * (a + b))
+        return data["times"] @ ends / (4 * h * h)
+
+    H = np.array([[bend(a, b) for a in eye] for b in eye])
+    H[:3, :3] += 30.0 * np.eye(3)
+    every = np.repeat(np.arange(N), data["times"])
+    centred = g[every] - g[every].mean(axis=0)
+    expected = (np.linalg.inv(H) @ centred.T @ centred @ np.linalg.inv(H))[:3, :3]
+    np.testing.assert_allclose(eq.robust(model, rows, fit), expected, rtol=1e-4, atol=1e-9)

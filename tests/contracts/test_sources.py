@@ -188,3 +188,28 @@ def test_rows_by_their_numbers_in_any_order(name) -> None:
     numbers, index = whole(source), np.array([600, 3, 3, 0, source.n - 1, 151])
     np.testing.assert_array_equal(matrix(source.take(index)), numbers[index])
     np.testing.assert_array_equal(matrix(source.take(slice(140, 320))), numbers[140:320])
+
+
+@pytest.mark.parametrize("name", [name for name, source in SOURCES.items() if source.in_memory])
+def test_marks_go_with_their_rows(name) -> None:
+    source = SOURCES[name]
+    rng = np.random.default_rng(2)
+    firm, time = rng.integers(0, 9, source.n), rng.permutation(source.n).astype(float)
+    made = source.marked({"firm": firm, "pair": firm // 2}, time)
+    assert source.marks is None
+    assert made.fingerprint() == source.fingerprint()
+    blocks = list(made.blocks())
+    assert len(blocks) > 10
+    np.testing.assert_array_equal(np.concatenate([b.marks.labels[:, 0] for b in blocks]), firm)
+    np.testing.assert_array_equal(np.concatenate([b.marks.time for b in blocks]), time)
+    # by name from those that are kept, in the order asked for
+    chosen = made.marked(["pair", "firm"])
+    assert chosen.marks.names == ("pair", "firm")
+    np.testing.assert_array_equal(chosen.marks.labels[:, 1], firm)
+    sample = made.sample(50, seed=1)
+    rows = {tuple(row): k for k, row in enumerate(whole(source))}
+    places = [rows[tuple(row)] for row in whole(sample)]
+    np.testing.assert_array_equal(sample.marks.labels[:, 0], firm[places])
+    ordered = made.by_time()
+    np.testing.assert_array_equal(ordered.marks.time, np.arange(source.n))
+    np.testing.assert_array_equal(whole(ordered), whole(source)[np.argsort(time)])

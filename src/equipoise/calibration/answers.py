@@ -103,12 +103,12 @@ def covariance_of(cal: Calibration, kind: str | None, **options: Any) -> Covaria
             raise InvalidInput(name, "an option of vcov", "no such option", remedy)
     given = {name: value for name, value in options.items() if value is not _OPTIONS[name]}
     target = cal.plan.target
-    if kind is None and not given:
+    if kind in (None, target.kind) and not given:
         return target
     if kind is None:
         kind = target.kind if target.kind in CLUSTERED else "CRV1"
     one_of("kind", kind, (*TARGETS, *KINDS))
-    if kind in PLAIN and not given:
+    if kind in PLAIN and not given and cal.plan.problem is None:
         return from_moments(cal.plan.moments, kind, cal.title.name == "gaussian")
     return covariance(cal.require_problem(), cal.moments_of_all, kind, **given)
 

@@ -20,7 +20,7 @@ from equipoise.data.table import Design
 from equipoise.engines.engine import ChainState
 from equipoise.errors import InvalidInput
 from equipoise.families.divergence import Beta
-from equipoise.families.family import FAMILIES
+from equipoise.families.family import family_named
 from equipoise.families.robust import Huber, Pinball, StudentT
 from equipoise.fitting.certificate import Fit
 from equipoise.models.covariance import Covariance
@@ -40,7 +40,7 @@ __all__ = ["load", "save"]
 
 _FORMAT = 3
 # what a well-formed file raises that is not a run of this version
-_UNFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
+_UNFIT = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, StopIteration)
 _FIT = ("gradient_norm", "converged", "iterations", "loss", "condition", "constant")
 _MOMENTS = ("params", "loss_hessian", "hessian", "score_cov", "mean_score")
 _LAW = ("cov", "gradient_noise", "score_noise", "mean_bias")
@@ -287,4 +287,4 @@ def _model(header: object, stored: Arrays) -> GLM | None:
     words = dict(header["divergence"] or {})
     robust = _DIVERGENCES[words.pop("kind")](**words) if words else None
     prior = (_floats(stored, "prior_precision"), _floats(stored, "prior_mean"))
-    return GLM(FAMILIES[header["family"]], header["constant"], *prior, robust, bool(header["estimated"]))
+    return GLM(family_named(header["family"]), header["constant"], *prior, robust, bool(header["estimated"]))

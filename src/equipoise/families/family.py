@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 
-__all__ = ["FAMILIES", "Family", "ScalarFunction", "ScalarLoss", "V", "exp"]
+__all__ = ["FAMILIES", "Family", "ScalarFunction", "ScalarLoss", "V", "exp", "family_named"]
 
 # One row's number, or those of many: the same text runs on both.
 V = TypeVar("V", float, Array)
@@ -110,8 +110,12 @@ class Family:
 
 
 def family_named(name: str) -> Family:
-    """The family of that name."""
-    return FAMILIES[name]
+    """The family of that name, whatever its link."""
+    if name in FAMILIES:
+        return FAMILIES[name]
+    from equipoise.families.links import LINKS  # which is made from this
+
+    return next(family for links in LINKS.values() for family in links.values() if family.name == name)
 
 
 def exp(x: V) -> V:

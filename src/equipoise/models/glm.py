@@ -16,6 +16,7 @@ from equipoise.data.scanned import as_rows
 from equipoise.data.source import Source
 from equipoise.errors import InvalidInput
 from equipoise.families.family import FAMILIES, Family, ScalarLoss
+from equipoise.families.links import LINKS
 from equipoise.linalg import symmetric
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Title
@@ -154,6 +155,7 @@ class GLM:
 @checked_options
 def glm(
     family: str,
+    link: str | None = None,
     *,
     scale: float | None = None,
     shape: float | None = None,
@@ -168,6 +170,8 @@ def glm(
     ----------
     family
         `"gaussian"` (identity link), `"bernoulli"` (logit), `"poisson"`, `"gamma"`, `"negative-binomial"` (log).
+    link
+        Another link for bernoulli: `"probit"` or `"cloglog"`; its divergences have the logit alone.
     scale
         Working standard deviation of the gaussian family; estimated from the residuals when left out.
     shape
@@ -196,7 +200,8 @@ def glm(
     >>> glm("gamma", shape=2.0).constant
     2.0
     """
-    chosen = FAMILIES[one_of("family", family, FAMILIES)]
+    links = LINKS[one_of("family", family, FAMILIES)]
+    chosen = links[one_of("link", next(iter(links)) if link is None else link, links)]
     given = {"scale": scale, "shape": shape, "dispersion": dispersion}
     for name, value in given.items():
         if value is not None and name != chosen.parameter:

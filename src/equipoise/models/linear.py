@@ -35,7 +35,7 @@ from equipoise.models.passes import (
 )
 from equipoise.models.problem import Derivatives
 from equipoise.models.profile import profiled
-from equipoise.models.rowwise import LinearRowwise
+from equipoise.models.rowwise import LinearRowwise, ScorePass, Stacked
 from equipoise.theory.bounds import BoundConstants
 from equipoise.theory.curvature import ImagePass
 from equipoise.theory.expansion import RankOneExpansion, expanded_rows
@@ -172,8 +172,33 @@ class LinearProblem:
         return replace(self, source=self.source.marked(clusters, time))
 
     def rowwise(self, theta: Array) -> LinearRowwise:
-        """Scores and curvatures of single rows."""
-        return LinearRowwise(self.settled(theta).model, theta)
+        """Scores and curvatures of single rows; with an estimated shape or dispersion, those of θ̂ with it free."""
+        plain = LinearRowwise(self.settled(theta).model, theta)
+        return plain if not self.free else replace(plain, along=self._stacked(plain).along)
+
+    @property
+    def free(self) -> bool:
+        """Whether an estimated shape or dispersion moves with θ̂: it enters the loss beside it."""
+        return self.model.estimated and self.model.divergence is None and self.model.family.parameter != "scale"
+
+    def stacked(self, moments: Moments) -> Moments:
+        """The moments with what an estimated constant adds to the uncertainty of θ̂: zero where the means are right."""
+        if not self.free:
+            return moments
+        plain = LinearRowwise(self.settled(moments.params).model, moments.params)
+        found = self._stacked(plain)
+        sums, n = self.source.reduce(ScorePass(replace(plain, along=found.along))), self.source.n
+        mean = sums.score / n
+        return replace(
+            moments,
+            hessian=moments.hessian - np.outer(found.along, found.along) * (found.bend / n),
+            score_cov=symmetric(sums.scatter) / n - np.outer(mean, mean),
+            mean_score=mean,
+        )
+
+    def _stacked(self, plain: LinearRowwise) -> Stacked:
+        sums = self.source.reduce(plain.stacked)
+        return Stacked(sums.cross / sums.bend, sums.bend)
 
     def identified(self, theta: Array) -> LinearProblem:
         """A regression whose Hessian is singular is not fitted at all, so that nothing is left out."""

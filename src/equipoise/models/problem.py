@@ -278,6 +278,10 @@ class Problem(Protocol):
         """The same problem with clusters and times beside its rows; those that its source keeps, when neither is given."""
         ...
 
+    def stacked(self, moments: Moments) -> Moments:
+        """The moments with what an estimated constant adds to the uncertainty of θ̂; themselves where it adds nothing."""
+        ...
+
     def rowwise(self, theta: Array) -> Rowwise:
         """Scores and curvatures of single rows at θ; a constant that is open is settled there."""
         ...

@@ -18,7 +18,7 @@ from equipoise.data.source import Source
 from equipoise.errors import EquipoiseWarning, FitFailed
 from equipoise.models.passes import counted, predictor, weighted
 
-__all__ = ["profiled", "require_inside"]
+__all__ = ["ConstantTerms", "constant_terms", "profiled", "require_inside"]
 
 _ROUNDS = 60
 _SETTLED = 1e-14  # change of a logarithm
@@ -57,6 +57,28 @@ def require_inside(parameter: str, constant: float, response: str) -> None:
             f"the columns fit the response {response} exactly: no shape can be estimated. To fix: pass shape=, or leave out "
             "the columns that define the response."
         )
+
+
+class ConstantTerms(NamedTuple):
+    """Derivatives of each row's −log f by the logarithm of the constant: first, second, and that of ℓ' by it."""
+
+    score: Array
+    bend: Array
+    cross: Array
+
+
+def constant_terms(family: str, constant: float, rows: Rows, theta: Array) -> ConstantTerms:
+    """What each row says of the constant, weights left out."""
+    eta, y = predictor(rows, theta), rows.y
+    if family == "gamma":
+        k, ratio = constant, np.exp(np.log(y) - eta)
+        score = k * (ratio + eta - np.log(y) + digamma(k) - np.log(k) - 1.0)
+        return ConstantTerms(score, score + k * k * polygamma(1, k) - k, k * (1.0 - ratio))
+    r, mu = 1.0 / constant, np.exp(eta)
+    slope = _digamma_rise(y, r) - np.log1p(mu / r) + (mu - y) / (r + mu)
+    bend = polygamma(1, y + r) - polygamma(1, r) + mu / (r * (r + mu)) - (mu - y) / (r + mu) ** 2
+    # by log a = −log r: −r d/dr, and its square
+    return ConstantTerms(r * slope, -r * slope - r * r * bend, -mu * (mu - y) * r / (r + mu) ** 2)
 
 
 class _ShapeSums(NamedTuple):
@@ -112,14 +134,10 @@ class _DispersionPass:
     log_a: float
 
     def __call__(self, rows: Rows) -> _DispersionSums:
-        """Sums over one block: with r = 1/a, Σ [ψ(y+r) − ψ(r) + log(r/(r+μ)) + (μ−y)/(r+μ)] is the slope by r."""
-        r, y = float(np.exp(-self.log_a)), rows.y
-        mu = np.exp(predictor(rows, self.theta))
-        slope = _digamma_rise(y, r) - np.log1p(mu / r) + (mu - y) / (r + mu)
-        bend = polygamma(1, y + r) - polygamma(1, r) + mu / (r * (r + mu)) - (mu - y) / (r + mu) ** 2
+        """Sums over one block."""
+        terms = constant_terms("negative-binomial", float(np.exp(self.log_a)), rows, self.theta)
         times = weighted(rows, rows.counts)
-        # by log a = −log r: −r d/dr, and its square
-        return _DispersionSums(float(times @ (-r * slope)), float(times @ (r * slope + r * r * bend)))
+        return _DispersionSums(-float(times @ terms.score), -float(times @ terms.bend))
 
 
 def _digamma_rise(y: Array, r: float) -> Array:

@@ -1,7 +1,8 @@
 """Robust covariances of an estimate: heteroskedastic, clustered, autocorrelated (theory §3).
 
 All are H⁻¹ M H⁻¹ with a middle matrix M of scores, made by sums over blocks of rows. Scores are centred, as those of the
-sandwich are: each observation carries its share of the prior, whose pull would otherwise count as noise.
+sandwich are: each observation carries its share of the prior, whose pull would otherwise count as noise. A shape or
+dispersion that was estimated enters through stacked scores: zero where the means are right.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ def covariance(
     """
     one_of("kind", kind, (*KINDS, *TARGETS))
     _require_own(kind, clusters, time, lags, small_sample)
+    moments = problem.stacked(moments)
     df = _degrees(moments, kind, problem.quadratic)
     if kind in PLAIN:
         return from_moments(moments, kind, problem.quadratic)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,26 +12,52 @@ from equipoise.data.arrays import Rows
 from equipoise.errors import InvalidInput
 from equipoise.linalg import weighted_gram
 from equipoise.models.passes import counted, predictor, weighted
+from equipoise.models.profile import ConstantTerms, constant_terms
 
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM
 
-__all__ = ["LinearRowwise", "require_below_one"]
+__all__ = ["LinearRowwise", "ScorePass", "ScoreSums", "Stacked", "StackedSums", "require_below_one"]
 
 _ONE = 1.0 - 1e-9  # leverage beyond which a row is fitted by columns of its own
 
 
+class StackedSums(NamedTuple):
+    """Second derivatives by the logarithm of the constant, and by it and θ."""
+
+    bend: float
+    cross: Array
+
+
 @dataclass(frozen=True)
 class LinearRowwise:
-    """g_n = w ℓ' x_n and J_n = w ℓ'' x_n x_nᵀ of a model with settled constants."""
+    """g_n = w ℓ' x_n and J_n = w ℓ'' x_n x_nᵀ of a model with settled constants.
+
+    Where a shape or dispersion was estimated, `along` is how θ̂ moves scores with it: H_θc / H_cc, and the scores are those
+    of θ̂ with the constant free, g_n − u_n H_θc / H_cc (the stacked estimating equations, solved for θ).
+    """
 
     model: GLM
     theta: Array
+    along: Array | None = None
 
     def scores(self, rows: Rows) -> Array:
         """Gradient of each row's loss."""
         loss, eta = self.model.loss, predictor(rows, self.theta)
-        return weighted(rows, loss.d1(eta, rows.y, loss.constants))[:, None] * rows.x
+        found = weighted(rows, loss.d1(eta, rows.y, loss.constants))[:, None] * rows.x
+        if self.along is None:
+            return found
+        return found - weighted(rows, self._terms(rows).score)[:, None] * self.along
+
+    def stacked(self, rows: Rows) -> StackedSums:
+        """H_θc and H_cc of one block."""
+        terms = self._terms(rows)
+        bend, cross = (counted(rows, weighted(rows, term)) for term in (terms.bend, terms.cross))
+        return StackedSums(float(bend.sum()), cross @ rows.x)
+
+    def _terms(self, rows: Rows) -> ConstantTerms:
+        assert self.model.constant is not None
+        return constant_terms(self.model.family.name, self.model.constant, rows, self.theta)
 
     def counts(self, rows: Rows) -> Array:
         """How many observations each row stands for."""
@@ -62,6 +88,33 @@ class LinearRowwise:
         loss, eta = self.model.loss, predictor(rows, self.theta)
         y = rows.y if self.model.divergence is not None else self.model.family.mean(eta)
         return weighted(rows, loss.d2(eta, y, loss.constants))
+
+
+class Stacked(NamedTuple):
+    """H_θc / H_cc and H_cc, summed over the observations."""
+
+    along: Array
+    bend: float
+
+
+class ScoreSums(NamedTuple):
+    """Σ g and Σ g gᵀ."""
+
+    score: Array
+    scatter: Array
+
+
+@dataclass(frozen=True)
+class ScorePass:
+    """Sums of scores and of their products."""
+
+    rowwise: LinearRowwise
+
+    def __call__(self, rows: Rows) -> ScoreSums:
+        """The sums over one block."""
+        scores = self.rowwise.scores(rows)
+        counts = rows.counts[:, None]
+        return ScoreSums((scores * counts).sum(axis=0), (scores * counts).T @ scores)
 
 
 def require_below_one(leverage: Array) -> None:

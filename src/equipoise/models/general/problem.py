@@ -161,6 +161,10 @@ class GeneralProblem:
         """The same problem with clusters and times beside its rows."""
         return replace(self, source=self.source.marked(clusters, time))
 
+    def stacked(self, moments: Moments) -> Moments:
+        """No constant is estimated."""
+        return moments
+
     def rowwise(self, theta: Array) -> GeneralRowwise:
         """Scores and curvatures of single rows."""
         return GeneralRowwise(self, theta)
