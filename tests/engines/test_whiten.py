@@ -204,3 +204,22 @@ def test_a_row_is_whitened_alike_in_any_company():
             np.testing.assert_array_equal(table.cells, tables[0].cells[order])
             np.testing.assert_array_equal(table.sides, tables[0].sides[order])
         np.testing.assert_allclose(tables[0].rows, x @ root, rtol=0, atol=1e-12)
+
+
+def test_moments_have_the_slope_of_their_own_rows_and_of_no_others():
+    rng = np.random.default_rng(4)
+    x = np.column_stack([np.ones(300), rng.normal(size=300)])
+    extra = {
+        "weights": rng.uniform(0.5, 2.0, 300),
+        "frequency": rng.integers(1, 4, 300),
+        "offset": rng.normal(size=300),
+    }
+    data = eq.data.rows(x, rng.poisson(1.5, 300), **extra)
+    problem = eq.glm("poisson", prior_precision=np.diag([1.0, 5.0]), prior_mean=[0.3, -0.2]).bind(data)
+    theta = np.array([0.1, 0.2])
+    wanted = problem.derivatives(theta, 1).gradient
+    assert np.array_equal(problem._slope(theta, problem.moments(theta)), wanted)
+    others = problem.subsample(100, 0).moments(theta)
+    for moments in (others, problem.moments(theta + 0.1), replace(problem.moments(theta), curvature=None)):
+        wrong = replace(moments, mean_score=moments.mean_score + 1.0)
+        assert np.array_equal(problem._slope(theta, wrong), wanted)

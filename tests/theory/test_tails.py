@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.data.source import chosen_rows
+from equipoise.linalg import times_lower
 from equipoise.theory.dynamics import BatchCumulants
-from equipoise.theory.tails import smallest_batch, tails_along
+from equipoise.theory.tails import _ClimbPass, smallest_batch, tails_along, worst_tails
 
 B = 2
 
@@ -224,6 +226,54 @@ def test_the_law_has_the_tails_of_its_chain_and_none_where_they_are_unknown(monk
     for other in (plain, still, short):
         assert np.isnan(other.worst_kurtosis)
         assert np.isnan(other.kurtosis).all()
+
+
+def many(outlier: float) -> eq.Moments:
+    """Moments of a squared loss of 70,000 rows of weights 0.5 and 1.5; one that no sample of 65,536 has may lie far out."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(70_000, 3)) * [1.0, 30.0, 0.2]
+    missing = np.setdiff1d(np.arange(len(x)), chosen_rows(len(x), 1 << 16, 0))[0]
+    x[missing] *= outlier
+    data = eq.data.rows(x, x @ [0.2, 0.01, -1.0] + rng.normal(size=len(x)), weights=rng.choice([0.5, 1.5], len(x)))
+    model = eq.glm("gaussian")
+    return eq.moments(model, data, eq.fit(model, data))
+
+
+@pytest.mark.parametrize("batches", ["independent", "leverage"])
+def test_a_sample_stands_for_many_rows_unless_one_of_them_lies_far_out(batches: str) -> None:
+    chain = eq.Dynamics(1, gradient="control-variate", batches=batches)
+    usual, odd = many(1.0), many(300.0)
+    for moments, enough in ((usual, True), (odd, False)):
+        cov, operator = eq.sandwich(moments), moments.drawn(chain.rule)
+        some = operator.representative(1 << 16, cov)
+        assert (some is not operator) == enough
+        assert operator.representative(70_000, cov) is operator
+        found = worst_tails(moments, cov, chain.rule, moments.curvature_noise(cov, chain))
+        whole = tails_along(moments, cov, chain.rule, found.directions)
+        for gamma in (1.0, 0.2):
+            # the sample has all but a sixteenth of the rows: powers of normal variables then agree within a few per cent
+            np.testing.assert_allclose(found.each(gamma, 0.05), whole.each(gamma, 0.05), rtol=0.05 if enough else 1e-9)
+
+
+@pytest.mark.parametrize("drawn_alike", [True, False])
+def test_the_search_needs_no_images_written_out(drawn_alike: bool) -> None:
+    rng = np.random.default_rng(6)
+    axes, centre, back = rng.normal(size=(2, 4)), rng.normal(size=(4, 4)), rng.normal(size=(4, 4))
+    x, scale, counts = rng.normal(size=(9, 4)), rng.normal(size=(4, 9)), rng.integers(1, 4, 9).astype(float)
+    emphasis = None if drawn_alike else rng.uniform(0.5, 2.0, 9)
+    climb = _ClimbPass(axes, centre, back)
+    written = climb(scale[:, :, None] * x, emphasis, counts)
+    for made, wanted in zip(climb.rank_one(scale, x, emphasis, counts), written, strict=True):
+        np.testing.assert_allclose(made, wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_triangular_product_leaves_its_factor_alone(order: Any) -> None:
+    rng = np.random.default_rng(7)
+    x, root = np.asarray(rng.normal(size=(11, 5)), order=order), np.tril(rng.normal(size=(5, 5)))
+    before = x.copy()
+    np.testing.assert_allclose(times_lower(x, root), before @ root, rtol=1e-13, atol=1e-14)
+    assert np.array_equal(x, before)
 
 
 def test_cumulants_of_a_batch_by_enumeration() -> None:

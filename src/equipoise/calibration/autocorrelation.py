@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.fft import next_fast_len
 
 from equipoise.arrays import Array
 
@@ -88,5 +89,8 @@ def split_rhat(draws: Array) -> Array:
 def _autocovariances(centred: Array) -> Array:
     """Sums of products at every lag, averaged over chains."""
     n = centred.shape[1]
-    power = np.abs(np.fft.rfft(centred, n=2 * n, axis=1)) ** 2
-    return np.fft.irfft(power.mean(axis=0))[:n]
+    size = next_fast_len(
+        2 * n, real=True
+    )  # the transform of a length with a large prime factor takes five times as long
+    power = np.abs(np.fft.rfft(centred, n=size, axis=1)) ** 2
+    return np.fft.irfft(power.mean(axis=0), n=size)[:n]

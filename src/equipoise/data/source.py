@@ -110,14 +110,20 @@ def ordered_reduce(parts: Sequence[Block], f: Callable[[Block], Sums], threads: 
     f
         Makes a named tuple of arrays and floats of a block, all of them new.
     threads
-        How many; by default one for every core.
+        How many; by default one for every core that this process may use.
     """
-    workers = threads or os.cpu_count() or 1
+    workers = threads or _cores()
     with fixed_order():
         if len(parts) < _WORTH_THREADS or workers == 1:
             return tree_sum(map(f, parts))
         with ThreadPoolExecutor(workers) as pool:
             return tree_sum(in_order(pool, parts, f, _WAITING * workers))
+
+
+def _cores() -> int:
+    """Cores that this process may use: of a process bound to one, threads would only be in each other's way."""
+    bound = getattr(os, "sched_getaffinity", None)
+    return len(bound(0)) if bound else os.cpu_count() or 1
 
 
 class Executor(Protocol):

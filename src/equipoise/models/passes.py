@@ -12,7 +12,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
-from equipoise.linalg import Sums, quadratic_forms, symmetric, weighted_gram
+from equipoise.linalg import Sums, quadratic_forms, symmetric, times_lower, weighted_gram
 from equipoise.theory.curvature import ImagePass, emphasis
 
 if TYPE_CHECKING:
@@ -192,10 +192,11 @@ class ScatterPass:
 
 
 class CurvatureSums(NamedTuple):
-    """Σ h² (xᵀSx) x xᵀ and Σ t (xᵀSx) x."""
+    """Σ h² (xᵀSx) x xᵀ, Σ t (xᵀSx) x, and Σ (h xᵀSx)⁴, which no rare row escapes."""
 
     quadratic: Array
     third: Array
+    fourth: float
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,11 @@ class CurvaturePass:
         h, t = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d2, loss.d3))
         q = quadratic_forms(rows.x, self.S, self.root)
         square = q * h**2 if self.leverage is None else q * h**2 * self.leverage.emphasis(rows.x, h)
-        return CurvatureSums(weighted_gram(rows.x, counted(rows, square)), counted(rows, q * t) @ rows.x)
+        return CurvatureSums(
+            weighted_gram(rows.x, counted(rows, square)),
+            counted(rows, q * t) @ rows.x,
+            float(np.sum(counted(rows, (square * q) ** 2))),
+        )
 
 
 class ThirdSums(NamedTuple):
@@ -249,7 +254,7 @@ class ThirdPass:
 
 @dataclass(frozen=True)
 class ImagesPass(Generic[Sums]):
-    """Sums of what the rows' Hessians at θ make of some vectors: Rᵀ J_n v = h_n (x_nᵀv) Rᵀx_n."""
+    """Sums of what the rows' Hessians at θ make of some vectors: Rᵀ J_n v = h_n (x_nᵀv) Rᵀx_n, R lower triangular."""
 
     model: GLM
     theta: Array
@@ -263,7 +268,7 @@ class ImagesPass(Generic[Sums]):
         loss, eta = self.model.loss, predictor(rows, self.theta)
         h = weighted(rows, loss.d2(eta, rows.y, loss.constants))
         emphasis = None if self.leverage is None else self.leverage.emphasis(rows.x, h)
-        return self.f.rank_one(h * (self.vectors @ rows.x.T), rows.x @ self.root, emphasis, rows.counts)
+        return self.f.rank_one(h * (self.vectors @ rows.x.T), times_lower(rows.x, self.root), emphasis, rows.counts)
 
 
 class CrossSums(NamedTuple):

@@ -57,11 +57,15 @@ class Curvature(Protocol):
         ...
 
     def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
-        """Σ over rows of f of Rᵀ J_n v, for each of some vectors v (m, D)."""
+        """Σ over rows of f of Rᵀ J_n v, for each of some vectors v (m, D) and a lower triangular R."""
         ...
 
     def sampled(self, count: int) -> Curvature:
         """The same of so many rows at most."""
+        ...
+
+    def representative(self, count: int, S: Array) -> Curvature:
+        """The same of so many rows, where it is known that none of the others stands out by tr(J_n S); else of all."""
         ...
 
     def scatter(self) -> Array:
@@ -150,6 +154,10 @@ class DenseCurvature:
         rows = np.sort(np.random.default_rng(0).choice(n, size=min(n, count), replace=False))
         emphasis = None if self.emphasis is None else self.emphasis[rows]
         return replace(self, hessians=self.hessians[rows], scores=self.scores[rows], emphasis=emphasis)
+
+    def representative(self, count: int, S: Array) -> DenseCurvature:
+        """All rows."""
+        return self
 
     def scatter(self) -> Array:
         """mean g_n g_nᵀ."""

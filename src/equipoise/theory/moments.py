@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Bound", "Moments"]
 
 
-_THIRD_ROWS = 100_000  # rows whose third derivatives are averaged, at most: a law of so many draws is all but normal
+_THIRD_ROWS = 20_000  # rows whose third derivatives are averaged, at most: a law of so many draws is all but normal
 
 
 class Bound(Protocol):
@@ -162,7 +162,7 @@ class Moments:
         return self._operator().third(self._matrix(S))
 
     def third_along(self, vectors: Array) -> Array:
-        """∇³L(θ̂)[v, v, ·] for each of some vectors (m, D); of 100,000 rows at most, always the same ones."""
+        """∇³L(θ̂)[v, v, ·] for each of some vectors (m, D); of 20,000 rows at most, always the same ones."""
         return self._operator().sampled(_THIRD_ROWS).third_along(vectors)
 
     def posterior_skewness(self) -> Array:

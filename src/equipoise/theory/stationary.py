@@ -113,9 +113,9 @@ class Stationary:
 
         With control variates and a step γH⁻¹ it is −γa²/(1−a³) Σ₃ (H⁻¹T)[·; Σ, Σ] in units of the standard deviations,
         a = 1 − γ; where γbρ > 0.05, up to 50 parameters, with what small batches add to it. Other steps and plain
-        gradients: the general equation, up to 50 parameters. The first formula looks at 100,000 rows at most, the others at
-        20,000 and at fewer where there are many parameters, always the same ones. NaN with momentum, with epochs, for more
-        parameters, and where third derivatives are unknown.
+        gradients: the general equation, up to 50 parameters. All look at 20,000 rows at most, the general equation at fewer
+        where there are many parameters, always the same ones. NaN with momentum, with epochs, for more parameters, and where
+        third derivatives are unknown.
         """
         return skewness(self)
 

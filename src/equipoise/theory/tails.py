@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["HEAVY", "Tails", "kurtosis", "smallest_batch", "tails_along", "worst_kurtosis", "worst_tails"]
 
 HEAVY = 0.3  # the largest excess kurtosis in the worst direction that is called close to normal
-_SAMPLED = 2048  # rows on which the direction with the heaviest tails is looked for
+_SAMPLED = 2048  # rows on which directions with heavy tails are looked for
+_COMPARED = 8192  # and rows on which those found are compared: where they were looked for they seem worse than they are
 _CLIMBS = 10  # steps of that search
 _STARTS = 4  # leading directions of the curvature noise it starts from
+_MEASURED = 1 << 16  # rows that the tails are taken from, where there are more and they stand for all
 _WORTH = 1.05  # factor by which a direction must be worse than others to be looked at in all rows too
 _AT_ONCE = 1 << 22  # numbers in the matrices Q of the directions of one pass
 
@@ -168,8 +170,15 @@ class _ClimbPass:
         return _ClimbSums(along**2 @ share, slope + back)
 
     def rank_one(self, scale: Array, x: Array, emphasis: Array | None, counts: Array) -> _ClimbSums:
-        """The same, written out: the search is on few rows."""
-        return self(scale[:, :, None] * x, emphasis, counts)
+        """The same where w_n is a multiple of x_n minus the centre: no image is written out."""
+        share = counts if emphasis is None else counts / emphasis
+        scale = scale if emphasis is None else scale * emphasis
+        m, c = len(self.axes), self.centre
+        along = scale[:m] * (self.axes @ x.T) - np.einsum("md,md->m", c[:m], self.axes)[:, None]
+        pull = along * share
+        total = pull.sum(axis=1)[:, None]
+        slope, back = (pull * scale[:m]) @ x - total * c[:m], (pull * scale[m:]) @ x - total * c[m:]
+        return _ClimbSums(along**2 @ share, slope + back @ self.transposed.T)
 
 
 def _drawn(images: Array, centre: Array, emphasis: Array | None, counts: Array) -> tuple[Array, Array]:
@@ -232,7 +241,7 @@ def tails_along(moments: Moments, cov: Array, rule: BatchRule, directions: Array
 
 
 def worst_tails(moments: Moments, cov: Array, rule: BatchRule, noise: Array) -> Tails:
-    """The tails along the directions where they may be heaviest, in one pass and a search on some rows.
+    """The tails along the directions where they may be heaviest, in one pass, of 65,536 rows if they will do, and a search.
 
     For γ = 1 that is close to the top of H⁻¹KH⁻¹ relative to Σ, for small γ where mean (uᵀΣw_n)² is largest; between the
     two one of these is the worst, or close to it.
@@ -247,15 +256,14 @@ def worst_tails(moments: Moments, cov: Array, rule: BatchRule, noise: Array) -> 
     here, operator = _Coordinates.of(moments, cov), moments.drawn(rule)
     pulled = here.unroot @ here.inverse @ noise @ here.inverse @ here.unroot.T
     top = eigh(symmetric(pulled))[1].T[::-1][:_STARTS]
-    some = operator.sampled(_SAMPLED)
-    axes = np.concatenate([top, here.climbed(some, top)])
-    found = here.measured(some, axes)
+    axes = np.concatenate([top, here.climbed(operator.sampled(_SAMPLED), top)])
+    found = here.measured(operator.sampled(_COMPARED), axes)
     # the top itself, whatever the sample says, what is worst there for γ = 1 at about the largest b, and for small γ
     kept = {0, int(np.argmax(found.each(1.0, 1.0 / max(1.0, found.mean.max()))))}
     longest = int(np.argmax(found.along))
     if found.along[longest] > _WORTH * found.along[sorted(kept)].max():
         kept.add(longest)
-    return here.measured(operator, axes[sorted(kept)])
+    return here.measured(operator.representative(_MEASURED, cov), axes[sorted(kept)])
 
 
 def kurtosis(law: Stationary) -> Array:

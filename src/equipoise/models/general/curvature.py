@@ -198,6 +198,10 @@ class GeneralCurvature:
         """The same of so many rows at most."""
         return self if count >= self.problem.source.n else replace(self, problem=self.problem.subsample(count, seed=0))
 
+    def representative(self, count: int, S: Array) -> GeneralCurvature:
+        """All rows."""
+        return self
+
     def cross(self, basis: Array) -> Array:
         """mean J_n r rᵀ g_n for every column r of a basis, by Hessian-vector products."""
         functions = self.problem.functions
@@ -298,6 +302,10 @@ class FactoredCurvature:
         if count >= self.exact.problem.source.n:
             return self
         return replace(self, exact=self.exact.sampled(count), stored=())
+
+    def representative(self, count: int, S: Array) -> FactoredCurvature:
+        """All rows."""
+        return self
 
     def cross(self, basis: Array) -> Array:
         """mean J_n r rᵀ g_n for every column r of a basis."""
