@@ -106,6 +106,8 @@ def verdict(c: Comparison, checks: tuple[Check, ...]) -> str:
         known = "Covariance and mean of the draws are as predicted."
     else:
         known = "Covariance and mean of the draws are those of N(estimate, target) within Monte Carlo error."
+    if c.halving is not None and _half_step(c).status == "look":
+        return f"{known} The shape of the draws has not settled: see half step."
     if c.expected.posterior and _steady(c):
         return f"{known} The draws carry the posterior's shape, which N(estimate, target) lacks: read their quantiles."
     if c.expected.posterior:

@@ -18,12 +18,12 @@ from equipoise.linalg import blocks, symmetric, tree_sum
 __all__ = ["Expansion", "FullExpansion", "RankOneExpansion", "expanded_rows"]
 
 _ROWS = 20_000  # rows that are looked at, at most
-_WORK = 1 << 27  # operations of an average, at most: D³ of each row, or D⁴ where a row's derivatives are written out
+_WORK, _WRITTEN = 1 << 29, 1 << 27  # operations of an average, at most: D³ of each row, or D⁴ where it is written out
 
 
 def expanded_rows(n: int, dim: int, written_out: bool = True) -> int:
     """How many of n rows an expansion takes: all, or as many as are affordable; more where they are not written out."""
-    return max(1, min(n, _ROWS, _WORK // dim ** (4 if written_out else 3)))
+    return max(1, min(n, _ROWS, _WRITTEN // dim**4 if written_out else _WORK // dim**3))
 
 
 class Expansion(Protocol):
