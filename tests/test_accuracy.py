@@ -117,7 +117,8 @@ def test_constants_on_a_ball_dominate_every_point_of_it(family):
     rng = np.random.default_rng(3)
     x = rng.normal(size=(100, 2))
     y = rng.gamma(2.0, size=100) if family == "gamma" else (rng.random(100) < 0.5).astype(float)
-    model = eq.glm(family, prior_precision=0.5)
+    constant = {"gamma": {"shape": 1.0}, "negative-binomial": {"dispersion": 1.0}}.get(family, {})
+    model = eq.glm(family, prior_precision=0.5, **constant)
     problem = model.bind((x, y))
     theta = eq.fit(model, (x, y)).params
     c = problem.bound_constants(theta, 0.4)

@@ -238,7 +238,7 @@ def test_tables_need_a_formula(make_data, tmp_path) -> None:
         with pytest.raises(eq.InvalidInput, match="formula: must be given for a table"):
             eq.calibrate(eq.glm("gaussian"), data)
     with pytest.raises(
-        eq.InvalidInput, match="weights, frequency, offset: must be column names that go with a formula"
+        eq.InvalidInput, match="weights, frequency, offset, trials: must be column names that go with a formula"
     ):
         eq.plan(eq.glm("poisson"), make_data("poisson"), weights="w")
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.data.arrays import as_rows
+from equipoise.data import as_rows
 from equipoise.engines.engine import Guard, initial_state
 from equipoise.engines.numba.linear import advance
 from equipoise.engines.numba.table import RowTable

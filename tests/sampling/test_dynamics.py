@@ -73,7 +73,7 @@ def test_the_general_engine_has_the_same_law(linear):
     data = {"x": rows.x, "y": rows.y, "w": rows.weights, "o": rows.offset}
     own = eq.Model(loss, np.zeros(DIM), prior_precision=precision, prior_mean=mean).bind(data)
     dynamics = eq.Dynamics(12, gradient="control-variate", batches="leverage")
-    tuning = eq.tune(moments, "sandwich", dynamics, noise="completed")
+    tuning = eq.tune(moments, "sandwich", dynamics, noise="completed", step=0.3 * np.linalg.inv(moments.hessian))
     guard = Guard(np.inf, tuning.expected)
     one, other = own.engine(tuning, guard), problem.engine(tuning, guard)
     np.testing.assert_allclose(one.lottery.weights, other.program.lottery.weights, rtol=1e-7)

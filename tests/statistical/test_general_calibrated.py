@@ -90,7 +90,7 @@ def test_control_noise_that_the_tuning_did_not_know_is_detected(prepared) -> Non
     tuning = eq.tune(m, "sandwich", eq.Dynamics(100))
     dynamics = eq.Dynamics(100, inverse_temperature=3.0 * N)
     law = eq.stationary(m, tuning.step, dynamics)
-    assert excess(model, data, replace(tuning, dynamics=dynamics), law) > 3.0
+    assert excess(model, data, replace(tuning, dynamics=dynamics, predicted=law), law) > 3.0
 
 
 def test_a_loss_that_is_no_glm(prepared) -> None:

@@ -25,7 +25,7 @@ from equipoise.data.parts import (
     TablePart,
     unreadable,
 )
-from equipoise.data.wording import brief, listed
+from equipoise.data.wording import listed, located
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Found:
                 if word != kinds[0][2]:
                     raise InvalidInput(
                         "data", "files whose columns agree",
-                        f"{name}, which is {kinds[0][1]} in {brief(kinds[0][0])} and {kind} in {brief(label)}",
+                        f"{name}, which is {kinds[0][1]} in {located(kinds[0][0])} and {kind} in {located(label)}",
                         "convert that column in one of them",
                     )  # fmt: skip
 
@@ -78,13 +78,13 @@ def _require_columns(label: str, names: Sequence[str], columns: Collection[str],
         hint = nearest(absent[0], names)
         raise InvalidInput(
             argument, f"made of columns of the files, {listed(names)}",
-            f"[{listed(absent, 5)}], which {brief(label)} does not have",
+            f"[{listed(absent, 5)}], which {located(label)} does not have",
             f"correct the names, or add the columns{'; ' + hint if hint else ''}",
         )  # fmt: skip
     doubled = sorted({name for name in columns if list(names).count(name) > 1})
     if doubled:
         raise InvalidInput(
-            "data", "made of columns of different names", f"several named [{listed(doubled)}] in {brief(label)}",
+            "data", "made of columns of different names", f"several named [{listed(doubled)}] in {located(label)}",
             "rename them",
         )  # fmt: skip
 
@@ -188,7 +188,7 @@ def _of_paths(source: Any) -> Found:
     for path in paths:
         if _format(path) is None:
             raise InvalidInput(
-                "source", f"files that end in {', '.join(_FORMATS)}", brief(path), "convert or rename that file"
+                "source", f"files that end in {', '.join(_FORMATS)}", located(path), "convert or rename that file"
             )
     constants = _hive(paths)
     return _joined(_of_file(Location.of(path, system), known) for path, known in zip(paths, constants, strict=True))

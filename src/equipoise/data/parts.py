@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from equipoise.checks import shown
-from equipoise.data.wording import brief
+from equipoise.data.wording import brief, located
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Location:
 
         info = system.get_file_info(path)
         if info.type != FileType.File:
-            raise InvalidInput("data", "files that exist", brief(path), "check the path")
+            raise InvalidInput("data", "files that exist", located(path), "check the path")
         return Location(path, system, info.size or 0, info.mtime_ns or 0)
 
     @contextmanager
@@ -116,7 +116,7 @@ class Location:
             raise unreadable(self.path, error) from error
         if (info.size, info.mtime_ns or 0) != (self.size, self.time):
             raise InvalidInput(
-                "data", "the same files at every pass", f"{brief(self.path)}, which changed or vanished since it was opened",
+                "data", "the same files at every pass", f"{located(self.path)}, which changed or vanished since it was opened",
                 "wait until nobody writes to it, and scan it again",
             )  # fmt: skip
         with _named(self.path):
@@ -135,7 +135,7 @@ def _named(label: str) -> Iterator[None]:
 
 def unreadable(label: str, error: Exception) -> InvalidInput:
     """The error for a file that cannot be read."""
-    return InvalidInput("data", "made of readable files", f"{brief(label)}: {brief(error, 200)}", "check that file")
+    return InvalidInput("data", "made of readable files", f"{located(label)}: {brief(error, 200)}", "check that file")
 
 
 def as_pandas(table: pa.Table) -> pd.DataFrame:

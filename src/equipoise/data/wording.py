@@ -9,13 +9,19 @@ import numpy as np
 
 from equipoise.errors import InvalidInput
 
-__all__ = ["brief", "listed", "placed_in"]
+__all__ = ["brief", "listed", "located", "placed_in"]
 
 
 def brief(words: object, most: int = 80) -> str:
     """A text on one line, cut where it is too long."""
     line = " ".join(str(words).split())
     return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def located(place: object, most: int = 80) -> str:
+    """A path, or a place in a file, on one line; cut at its beginning where it is too long: its end says which."""
+    line = " ".join(str(place).split())
+    return line if len(line) <= most else f"...{line[3 - most :]}"
 
 
 def listed(values: Iterable[object], most: int = 6) -> str:
@@ -30,4 +36,4 @@ def placed_in(place: str) -> Iterator[None]:
     try:
         yield
     except InvalidInput as error:
-        raise error.at(brief(place)) from error
+        raise error.at(located(place)) from error
