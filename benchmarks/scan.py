@@ -1,9 +1,9 @@
 """A pass over Parquet files beside pyarrow's own decoding of the same columns, and the memory that it takes.
 
 Run:  .venv/bin/python benchmarks/scan.py --rows 1e7          (a minute; the file is made anew unless it is there)
-Writes benchmarks/results/scan.json: seconds of every repeat, one after the other in turns, in one process each for time
-and for memory. Decoding puts every column into NumPy arrays block by block, on all cores: row groups side by side, the
-fastest way of pyarrow's that was found.
+Writes benchmarks/results/scan.json: seconds of every repeat, in turns, and of all cores together (which other work on the
+machine disturbs less), in one process; and a fit with its peak memory in another. Decoding puts every column into NumPy
+arrays block by block, on all cores: row groups side by side, the fastest way of pyarrow's that was found.
 """
 
 from __future__ import annotations
@@ -77,16 +77,18 @@ def tasks(file: Path) -> dict[str, Callable[[], object]]:
     }
 
 
-def timed(file: Path, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each, in turns."""
+def timed(file: Path, repeats: int) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each, in turns: by the clock, and of all cores."""
     every = tasks(file)
-    seconds: dict[str, list[float]] = {name: [] for name in every}
+    clocks = {"seconds": time.perf_counter, "core seconds": time.process_time}
+    found: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in every} for kind in clocks}
     for _ in range(repeats):
         for name, task in every.items():
-            start = time.perf_counter()
+            start = {kind: clock() for kind, clock in clocks.items()}
             task()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
+            for kind, clock in clocks.items():
+                found[kind][name].append(clock() - start[kind])
+    return found
 
 
 def fitted(file: Path) -> dict[str, float]:
@@ -118,21 +120,16 @@ def main() -> None:
     if options.only_fit:
         print(json.dumps(fitted(file)))
         return
-    seconds = timed(file, options.repeats)
+    measured = timed(file, options.repeats)
     command = [sys.executable, __file__, "--rows", str(options.rows), "--folder", str(options.folder), "--only-fit"]
     fit = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    best = {name: min(each) for name, each in seconds.items()}
-    ratios = {name: best[name] / best["pyarrow decodes"] for name in best}
-    found = {
-        "rows": int(options.rows),
-        "columns": COLUMNS + 1,
-        "seconds": seconds,
-        "ratio of the fastest": ratios,
-        "fit": fit,
-    }
+    best = {kind: {name: min(each) for name, each in every.items()} for kind, every in measured.items()}
+    ratios = {kind: {name: t / every["pyarrow decodes"] for name, t in every.items()} for kind, every in best.items()}
+    found = {"rows": int(options.rows), "columns": COLUMNS + 1, **measured, "ratios of the fastest": ratios, "fit": fit}
     (ROOT / "benchmarks" / "results" / "scan.json").write_text(json.dumps(found, indent=1) + "\n")
-    for name in best:
-        print(f"{name:16s} {best[name]:6.2f} s   {ratios[name]:5.2f} times decoding")
+    for name in best["seconds"]:
+        line = [f"{best[kind][name]:6.2f} {kind} ({ratios[kind][name]:.2f} times decoding)" for kind in best]
+        print(f"{name:16s} {'   '.join(line)}")
     print(fit)
 
 

@@ -529,6 +529,9 @@ def test_clusters_come_with_the_blocks_that_ask_for_them(frame, folder) -> None:
         np.testing.assert_array_equal(found.labels, expected.labels)
         np.testing.assert_array_equal(found.time, expected.time)
     assert source.marked("k").whole().marks.names == ("k",)
+    counted = eq.data.scan(folder, "y ~ a", frequency="f", clusters="k", time="k").marked().sample(300, seed=None)
+    assert counted.marks.labels.shape == (300, 1)
+    np.testing.assert_array_equal(counted.marks.labels[:, 0], counted.marks.time)
     for options in ({"clusters": "a"}, {"clusters": np.arange(N)}, {"time": "a"}):
         with pytest.raises(InvalidInput, match=f"{next(iter(options))}: must be one of"):
             source.marked(**options)

@@ -185,7 +185,7 @@ class RowEncoder:
             response=self.label,
             design=self.design,
             frequency=given.get("frequency"),
-            marks=_marks(self, frame.loc[chosen.index]),
+            marks=_marks(self, frame, chosen.index),
         )
         if height and "trials" in given:
             made = shares(made, given["trials"], index)
@@ -248,13 +248,15 @@ class _Marking(Protocol):
 
 
 def _marking(encoder: _Marking) -> list[str]:
-    return [*encoder.clusters, *([] if encoder.clock is None else [encoder.clock])]
+    """The columns, each once."""
+    return list(dict.fromkeys([*encoder.clusters, *([] if encoder.clock is None else [encoder.clock])]))
 
 
-def _marks(encoder: _Marking, frame: pd.DataFrame) -> Marks | None:
-    """What goes beside the rows of a table; labels depend on their values alone, and are the same in every block."""
+def _marks(encoder: _Marking, frame: pd.DataFrame, kept: pd.Index[Any]) -> Marks | None:
+    """What goes beside some rows of a table; labels depend on their values alone, and are the same in every block."""
     if not _marking(encoder):
         return None
+    frame = frame.loc[kept, _marking(encoder)]
     labels = [labels_of(frame[name], name) for name in encoder.clusters]
     return Marks(
         encoder.clusters,
@@ -377,7 +379,7 @@ class ColumnEncoder:
         with placed_in(place):
             chosen = frame if self.whole else self.asked.taking(frame).chosen
             leaves = tuple(self._leaf(name, chosen) for name in self.names)
-            return Columns(leaves, self.names, marks=_marks(self, frame.loc[chosen.index]))
+            return Columns(leaves, self.names, marks=_marks(self, frame, chosen.index))
 
     def _leaf(self, name: str, chosen: pd.DataFrame) -> NDArray[np.generic]:
         columns, kind = self.shape[name], self.types[name]

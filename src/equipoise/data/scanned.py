@@ -211,7 +211,8 @@ class Scan(Generic[Block]):
         kept, if that has as many, and cost no pass.
         """
         if seed is None and 0 < count <= self.lot.size:
-            return _singly(_joined([self.encoder(self.lot.fewer(count).frame, "the sample").take(slice(None))]))
+            frame = self.lot.fewer(count).frame.reset_index(drop=True)
+            return _singly(_joined([self.encoder(frame, "the sample").take(slice(None))]))
         return self._observed(chosen_rows(self.n, count, seed or 0))
 
     def pool(self, count: int, seed: int, weight: Callable[[Block], Array] | None = None) -> Block:
