@@ -75,8 +75,8 @@ class Asked:
 
     @property
     def marks(self) -> list[str]:
-        """The columns that no loss looks at."""
-        return [*self.clusters, *([] if self.clock is None else [self.clock])]
+        """The columns that no loss looks at, each once."""
+        return list(dict.fromkeys([*self.clusters, *([] if self.clock is None else [self.clock])]))
 
     def taking(self, frame: pd.DataFrame) -> Taking:
         """The rows of a table that take part."""
