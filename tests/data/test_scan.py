@@ -109,8 +109,7 @@ def test_files_are_encoded_as_the_table_in_memory(formula, frame, folder, monkey
 
 
 @pytest.mark.parametrize("formula", ["y ~ a + g + C(k)", "y ~ np.log(b) + c"])
-@pytest.mark.parametrize("chunk", [400, 10**6])
-@pytest.mark.parametrize("part", [1, 10**6])
+@pytest.mark.parametrize(("chunk", "part"), [(400, 1), (10**6, 10**6)])
 def test_no_cut_shows_in_fit_and_moments(formula, chunk, part, frame, folder, monkeypatch) -> None:
     monkeypatch.setattr(scan_module, "CHUNK", chunk)
     monkeypatch.setattr("equipoise.data.scanning.CHUNK", chunk)
