@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 
-.PHONY: setup demo test lint format types docs coverage-study posteriors bench bench-peers reproduce clean
+.PHONY: setup demo test test-slow test-torch test-browser lint format types docs coverage-study posteriors bench bench-peers reproduce clean
 
 setup: $(STAMP)
 
@@ -26,7 +26,17 @@ types: setup
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+
+test-slow: setup
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow
+
+test-torch: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[torch]"
+	$(BIN)/pytest -m torch tests
+
+test-browser: setup
+	$(BIN)/pytest -m browser tests
 
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
