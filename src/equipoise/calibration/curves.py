@@ -74,7 +74,7 @@ def autocorrelation(calibration: Calibration, j: int) -> Autocorrelation:
     """Autocorrelation of one parameter, averaged over the chains, against the predicted curve."""
     chains, law = calibration.chains, calibration.tuning.predicted
     draws = chains.draws[:, :, j]
-    tau = max(1.0, float(law.draw_times()[j]) / chains.thin)
+    tau = max(1.0, float(law.draw_times(chains.thin)[j]) / chains.thin)
     last = int(min(draws.shape[1] // 2, max(8.0, np.ceil(_TIMES * tau))))
     k = np.unique(np.linspace(0, last, _LAGS).astype(int))
     predicted = np.array([law.autocovariance(int(i) * chains.thin)[j, j] for i in k]) / law.cov[j, j]

@@ -101,7 +101,7 @@ def expect(chains: Chains, tuning: Tuning) -> Expected:
         cov=cov,
         target=tuning.target,
         bias=law.mean_bias,
-        tau=np.maximum(law.draw_times() / chains.thin, 1.0),
+        tau=np.maximum(law.draw_times(chains.thin) / chains.thin, 1.0),
         mean_cov=symmetric(mean_cov),
         floor=law.covariance_floor(draws, chains.thin, standardised=True),
         degrees=_degrees(standardised(squares @ spread.T, law.cov)),

@@ -268,7 +268,7 @@ def make_plan(
     wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim)
     sampler, tuning, considered = _choose(problem, found, wanted, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
-    iact = tuning.predicted.draw_time()
+    iact = tuning.predicted.draw_time(every)
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
     return Plan(
         model=problem.model,

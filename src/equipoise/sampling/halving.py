@@ -53,7 +53,8 @@ def halved(
     moments = tuning.predicted.moments
     aim = tuning.target if tuning.internal is None else tuning.internal
     half = tune(moments, aim, tuning.dynamics, noise="completed", step=0.5 * tuning.step)
-    thin, iact = resolve_thin("auto", half), max(1.0, half.predicted.iact())
+    thin = resolve_thin("auto", half)
+    iact = half.predicted.draw_time(thin)
     draws = ceil(ess * iact / (_CHAINS * thin))
     stream = int(np.random.SeedSequence([seed, 0]).generate_state(1)[0])
     run = sample(problem, half, draws=draws, chains=_CHAINS, seed=stream, thin=thin, guard=guard, progress=progress)

@@ -30,8 +30,9 @@ __all__ = ["require_match", "resolve_burn_in", "resolve_guard", "resolve_thin", 
 
 # Tail probability of the guard's ellipsoid: a chain that follows its law leaves it once in a billion steps.
 _GUARD_TAIL = 1e-9
-# Stored draws per autocorrelation time: enough that thinning costs less than one per cent of the effective draws.
-_DRAWS_PER_IACT = 10
+# Stored draws per autocorrelation time: thinning then costs one per cent of the effective draws, and five of those of a
+# variance; a draw in parameters costs D² operations, which is more than a step on a small batch.
+_DRAWS_PER_IACT = 5
 # Seconds between two looks at the chains (progress, checkpoint, divergence).
 _ROUND_SECONDS = 0.25
 
@@ -130,7 +131,7 @@ def resolve_thin(thin: int | str, tuning: Tuning) -> int:
     """Steps per stored draw."""
     if isinstance(thin, str) and thin == "auto":
         law = tuning.predicted
-        return law.stride(max(1, int(law.draw_time() // _DRAWS_PER_IACT)))
+        return law.stride(max(1, round(law.draw_time() / _DRAWS_PER_IACT)))
     return whole("thin", thin, 1, "use 'auto'", "'auto' or ")
 
 

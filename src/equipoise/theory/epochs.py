@@ -14,6 +14,7 @@ from equipoise.checks import whole
 from equipoise.errors import InvalidInput, UnstableStep
 from equipoise.linalg import symmetric
 from equipoise.theory.dynamics import Dynamics, Epochs
+from equipoise.theory.mixing import thinned
 from equipoise.theory.modes import Modes
 from equipoise.theory.moments import Moments
 from equipoise.theory.proxy import proxy_noise
@@ -67,17 +68,17 @@ class Reshuffled(Stationary):
         """The largest stride up to `most` with which stored draws meet every position: no divisor in common with n."""
         return next(k for k in range(most, 0, -1) if gcd(k, self.epoch) == 1)
 
-    def draw_time(self) -> float:
+    def draw_time(self, thin: int = 1) -> float:
         """Steps per effective draw, at least 1, for means and for variances, whichever need more.
 
         Means are nearly free. The error of a variance is that of independent draws times the sum over lags of the
         squared autocorrelation, averaged over positions; the largest over the modes of the mean dynamics is taken.
         """
-        return max(1.0, self.iact(), float(self._epoch.square_times().max()))
+        return float(thinned(max(1.0, self.iact(), float(self._epoch.square_times().max())), thin))
 
-    def draw_times(self) -> Array:
+    def draw_times(self, thin: int = 1) -> Array:
         """Steps per effective draw of each parameter: those of a variance, where means need fewer."""
-        return np.maximum(self.iacts(), self.draw_time())
+        return np.maximum(thinned(self.iacts(), thin), self.draw_time(thin))
 
     def ess(self, steps: int) -> float:
         """Effective draws in `steps` steps: those of a variance, where means need fewer."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.errors import EquipoiseError
 from equipoise.theory.modes import Modes
 
-__all__ = ["autocovariance", "burn_in", "covariance_noise", "iterate_average"]
+__all__ = ["autocovariance", "burn_in", "covariance_noise", "iterate_average", "thinned"]
 
 
 def _joint(modes: Modes, S: Array) -> Array:
@@ -92,3 +93,17 @@ def covariance_noise(modes: Modes, S: Array, thin: int, metric: Array) -> float:
         later = np.linalg.solve(np.eye(4) - pair, pair @ w)
         total += float((w + 2.0 * later)[:, 0, 0].sum())
     return total
+
+
+def thinned(tau: ArrayLike, thin: int) -> Array:
+    """Steps per effective draw if one draw in `thin` is stored, for autocorrelations φ^k, φ = (τ−1)/(τ+1), τ the time.
+
+    With a = φ^thin it is thin (1+a)/(1−a); where successive draws are uncorrelated or alternate, every stored one counts.
+    """
+    time = np.asarray(tau, dtype=np.float64)
+    if thin == 1:
+        return time
+    a = np.maximum((time - 1.0) / (time + 1.0), 0.0) ** thin
+    with np.errstate(divide="ignore"):
+        spaced: Array = thin * (1.0 + a) / (1.0 - a)
+    return spaced

@@ -18,6 +18,7 @@ from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory import mixing
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.equation import balance
+from equipoise.theory.mixing import thinned
 from equipoise.theory.modes import Modes, step_matrix
 from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.proxy import Noise, proxy_noise
@@ -183,13 +184,13 @@ class Stationary:
         """The stride up to `most` at which draws are best stored."""
         return most
 
-    def draw_time(self) -> float:
-        """Steps per effective draw, in the worst direction and at least 1: how much longer a chain must be."""
-        return max(1.0, self.iact())
+    def draw_time(self, thin: int = 1) -> float:
+        """Steps per effective draw, in the worst direction and at least 1, if one draw in `thin` is stored."""
+        return float(thinned(max(1.0, self.iact()), thin))
 
-    def draw_times(self) -> Array:
-        """Steps per effective draw of each parameter."""
-        return self.iacts()
+    def draw_times(self, thin: int = 1) -> Array:
+        """Steps per effective draw of each parameter, if one draw in `thin` is stored."""
+        return thinned(self.iacts(), thin)
 
     def iacts(self) -> Array:
         """Integrated autocorrelation time of each parameter."""
