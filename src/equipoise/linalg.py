@@ -106,13 +106,13 @@ def quadratic_forms(x: Array, S: Array, root: Array | None) -> Array:
     room = _ROOM.like(x)
     if root is None:
         np.matmul(x, S, out=room)
-        return np.einsum("ij,ij->i", room, x)
+        return np.linalg.vecdot(room, x)
     room[:] = x
     if by_columns(x):
         dtrmm(1.0, root, room, side=1, lower=1, overwrite_b=1)
     else:
         dtrmm(1.0, root, room.T, trans_a=1, lower=1, overwrite_b=1)
-    return np.einsum("ij,ij->i", room, room)
+    return np.linalg.vecdot(room, room)
 
 
 def times_lower(x: Array, root: Array) -> Array:

@@ -31,8 +31,8 @@ Block = TypeVar("Block")
 Result = TypeVar("Result")
 # Blocks below which starting threads costs more than it saves.
 _WORTH_THREADS = 4
-# Results that may wait for their turn, per thread: bounds the memory of a pass.
-_WAITING = 2
+# Branches of the tree of sums that a thread is given, one after the other: enough that the last ones end together.
+_BRANCHES = 8
 
 
 class Source(Protocol[Block]):
@@ -116,8 +116,11 @@ def ordered_reduce(parts: Sequence[Block], f: Callable[[Block], Sums], threads: 
     with fixed_order():
         if len(parts) < _WORTH_THREADS or workers == 1:
             return tree_sum(map(f, parts))
+        # whole branches of the tree, since a thread that is given every block by itself waits as long as it works
+        run = 1 << max(0, (len(parts) // (_BRANCHES * workers)).bit_length() - 1)
+        branches = [parts[start : start + run] for start in range(0, len(parts), run)]
         with ThreadPoolExecutor(workers) as pool:
-            return tree_sum(in_order(pool, parts, f, _WAITING * workers))
+            return tree_sum(in_order(pool, branches, lambda branch: tree_sum(map(f, branch)), len(branches)))
 
 
 def _cores() -> int:

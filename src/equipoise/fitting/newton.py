@@ -24,6 +24,7 @@ _SLOW = 0.1  # a Hessian is kept while each step with it leaves at most this sha
 _STALLED = 0.75  # close to the minimiser, steps that leave more of the distance are rounding: e^(−1/2) is an asymptote
 _AWAY = 0.05  # posterior standard deviations from the minimiser, beyond which a Hessian is made anew at the next step
 _NEAR = 0.1  # standard errors from the minimiser, where the loss is a parabola for all that a step can tell
+_UNSEEN = 1e-9  # standard errors from the minimiser: as good as there, if many rows would have to tell
 _ALIKE = 1e-10  # losses that differ by less than this share are told apart by their slopes
 _LENGTHS = (1.0, 0.1, 0.01, 0.001)  # of the first step tried, from which others are halved
 _ASTRAY = 1e3  # times the distance before: a step that seems to lead further away than this is taken back
@@ -82,10 +83,10 @@ class _Place:
 
     @property
     def settling(self) -> bool:
-        """Whether the next step, by how much the last one gained, leaves nothing but rounding."""
-        if self.in_memory or self.yard is None or not self.map.own or not self.converged:
+        """Whether the next step, by how much the last one gained, leaves nothing that could be seen."""
+        if self.yard is None or not self.map.own or not self.converged:
             return False
-        return self.following <= polished(self.yard)
+        return self.following <= max(polished(self.yard), _UNSEEN * self.yard.spread)
 
     @property
     def following(self) -> float:
@@ -106,9 +107,9 @@ def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: R
 
     With many rows a Hessian costs several gradients. Then that of a sample leads to within a standard deviation of the
     minimiser; one made there serves all further steps, as long as they converge fast, and certifies. The steps end where
-    they no longer shrink: how well a Hessian is known decides how many are needed, and not where they lead. Rows that are
-    read from files cost more than a Hessian of them: there it is made at every step that is not yet close, and a last step
-    that will leave nothing but rounding is taken unseen.
+    they no longer shrink: how well a Hessian is known decides how many are needed, and not where they lead; a last step that
+    will leave a billionth of a standard error is taken unseen. Rows that are read from files cost more than a Hessian of
+    them: there it is made at every step that is not yet close.
     """
     keep = rough is not None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -121,7 +122,7 @@ def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: R
             if iteration >= _SUSPECT or place.done:
                 require_bounded(problem, place.direction, place.theta, place.map.soft, -place.map.soft)
             following = None
-            if not place.done and place.settling:
+            if keep and not place.done and place.settling:
                 place = replace(place, theta=place.theta + place.direction, norm=place.following)
             elif not place.done and iteration < max_iterations:
                 following = _next(problem, place, keep)

@@ -37,7 +37,7 @@ _SAMPLED = 2048  # rows on which directions with heavy tails are looked for
 _COMPARED = 8192  # and rows on which those found are compared: where they were looked for they seem worse than they are
 _CLIMBS = 10  # steps of that search
 _STARTS = 4  # leading directions of the curvature noise it starts from
-_MEASURED = 1 << 16  # rows that the tails are taken from, where there are more and they stand for all
+_MEASURED = 1 << 15  # rows that the tails are taken from, where there are more and they stand for all
 _WORTH = 1.05  # factor by which a direction must be worse than others to be looked at in all rows too
 _AT_ONCE = 1 << 22  # numbers in the matrices Q of the directions of one pass
 
@@ -241,7 +241,7 @@ def tails_along(moments: Moments, cov: Array, rule: BatchRule, directions: Array
 
 
 def worst_tails(moments: Moments, cov: Array, rule: BatchRule, noise: Array) -> Tails:
-    """The tails along the directions where they may be heaviest, in one pass, of 65,536 rows if they will do, and a search.
+    """The tails along the directions where they may be heaviest, in one pass, of 32,768 rows if they will do, and a search.
 
     For γ = 1 that is close to the top of H⁻¹KH⁻¹ relative to Σ, for small γ where mean (uᵀΣw_n)² is largest; between the
     two one of these is the worst, or close to it.
