@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from equipoise.arrays import Array
 from equipoise.calibration.autocorrelation import autocorrelation_time
 from equipoise.calibration.comparison import compare
-from equipoise.calibration.judgement import Check, Status, flags, judge, verdict
+from equipoise.calibration.judgement import Check, Status, carries_shape, flags, judge, verdict
 from equipoise.checks import checked_options, instance, one_of
 from equipoise.errors import InvalidInput
 from equipoise.sampling.chains import Chains
@@ -44,6 +44,9 @@ class Diagnosis:
         By parameter; the predicted skewness is NaN where it is not known.
     verdict
         What is known of the run, and what is not.
+    carries_shape
+        Whether the draws have a posterior's shape that N(estimate, target) lacks, by as much as matters: tables then
+        print their quantiles, otherwise estimate ± z·se.
     """
 
     checks: tuple[Check, ...]
@@ -64,6 +67,7 @@ class Diagnosis:
     skewness_error: Array
     kurtosis: Array
     verdict: str
+    carries_shape: bool = False
 
     @property
     def status(self) -> Status:
@@ -147,4 +151,5 @@ def diagnose(chains: Chains, tuning: Tuning, *, half_step: HalfStep | None = Non
         skewness_error=c.skewness_error,
         kurtosis=c.observed.kurtosis,
         verdict=verdict(c, checks),
+        carries_shape=carries_shape(c),
     )
