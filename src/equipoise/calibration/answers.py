@@ -18,6 +18,7 @@ from scipy.special import chdtrc, fdtrc, ndtr, stdtr
 from equipoise.arrays import Array
 from equipoise.calibration.ends import critical, ends_words, method_of
 from equipoise.calibration.hypotheses import Restrictions, restrictions
+from equipoise.cards import Card, html_table
 from equipoise.checks import checked_options, flag, nearest, one_of, probability
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
@@ -54,8 +55,8 @@ _OPTIONS = {"clusters": None, "time": None, "lags": None, "small_sample": True} 
 _DEPENDENT = 1e-10  # relative size below which a restriction adds nothing to the others
 
 
-@dataclass(frozen=True)
-class WaldTest:
+@dataclass(frozen=True, repr=False)
+class WaldTest(Card):
     """A test of linear hypotheses.
 
     Attributes
@@ -89,6 +90,12 @@ class WaldTest:
         )
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        law = "chi2" if self.df_denominator is None else "F"
+        df = f"{self.df}" if self.df_denominator is None else f"{self.df}, {self.df_denominator:g}"
+        row = ["; ".join(self.words), f"{self.statistic:.4g}", df, f"{self.p_value:.4g}", self.covariance]
+        return html_table(("hypotheses", law, "df", "p", "covariance"), [row], "Wald test")
 
 
 def covariance_of(cal: Calibration, kind: str | None, **options: Any) -> Covariance:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.calibration import answers, contrasts, fitstats, forecast
+from equipoise.calibration import answers, contrasts, exports, fitstats, forecast
 from equipoise.calibration.aims import Target, require_marks_used
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
 from equipoise.calibration.fitstats import FitStatistics
@@ -26,6 +26,7 @@ from equipoise.calibration.options import (
     takes,
 )
 from equipoise.calibration.planning import Plan, make_plan, require_feasible
+from equipoise.cards import Card
 from equipoise.checks import flag, probability, shown
 from equipoise.data.table import Design
 from equipoise.errors import InvalidInput
@@ -54,8 +55,8 @@ __all__ = ["Calibration", "calibrate"]
 _HALF_SHARE, _HALF_FEWEST = 0.25, 100.0  # effective draws of a run at half the step, of those of the run itself
 
 
-@dataclass(frozen=True)
-class Calibration:
+@dataclass(frozen=True, repr=False)
+class Calibration(Card):
     """Calibrated draws with everything that led to them.
 
     Attributes
@@ -80,6 +81,16 @@ class Calibration:
     design: Design | None = None
     refinement: Refinement | None = None
     half_step: HalfStep | None = None
+
+    def _facts(self) -> dict[str, object]:
+        count, length, dim = self.draws.shape
+        return {
+            "response": self.response, "model": self.title.name, "rows": self.plan.moments.n, "parameters": dim,
+            "target": self.plan.target.words, "sampler": self.plan.sampler, "draws": f"{count} x {length:,}",
+        }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
     @property
     def draws(self) -> Array:
@@ -153,6 +164,7 @@ class Calibration:
 
     intervals, predict, evaluate = forecast.intervals, forecast.predict, forecast.evaluate
     tidy, confint, vcov, test = answers.tidy, answers.confint, answers.vcov, answers.wald
+    to_json, to_csv = exports.to_json, exports.to_csv
     combine, compare, effects = answers.combine, contrasts.compare, contrasts.effects
     params, bse, pvalues = property(answers.params), property(answers.bse), property(answers.pvalues)
     resid, fittedvalues = property(answers.resid), property(answers.fittedvalues)

@@ -24,6 +24,7 @@ from equipoise.calibration.thresholds import (
     TARGET,
     sigmas,
 )
+from equipoise.cards import Card
 
 __all__ = ["Check", "Status", "carries_shape", "flags", "judge", "verdict"]
 
@@ -34,8 +35,8 @@ _PART = 0.4  # and how large a part in it they must have
 _OWN = "the chain follows the posterior itself"
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, repr=False)
+class Check(Card):
     """One comparison: what was predicted, what was observed, the Monte Carlo error, and what it means.
 
     Attributes

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from equipoise.calibration.findings import Coefficients, coefficients, ratio_name, sampler_name
+from equipoise.cards import html_table
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from equipoise.calibration.calibration import Calibration
     from equipoise.calibration.preview import Preview
 
@@ -72,6 +72,13 @@ class Summary:
         return "\n".join(line.rstrip() for line in lines)
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        cells = self.cells()
+        rows = [[str(name), *map(str, row)] for name, row in zip(cells.index, cells.to_numpy(), strict=True)]
+        facts = " · ".join(f"{escape(name)}: {escape(value)}" for name, value in self.header)
+        notes = "".join(f"<li>{escape(line)}</li>" for line in self.footer)
+        return f"{html_table(('', *map(str, cells.columns)), rows, self.title)}<p>{facts}</p><ul>{notes}</ul>"
 
 
 def summarise(
@@ -180,7 +187,7 @@ def summarise_law(preview: Preview) -> Summary:
     return Summary(frame, header, footer, "Predicted stationary law", error="target sd")
 
 
-def decimals(errors: NDArray[np.float64]) -> list[int]:
+def decimals(errors: Iterable[float]) -> list[int]:
     """Decimals that show three digits of each standard error; one number for all where they are of similar size."""
     needed = [int(_DIGITS - 1 - np.floor(np.log10(e))) if np.isfinite(e) and e > 0 else 4 for e in errors]
     return [max(needed)] * len(needed) if max(needed) - min(needed) <= 2 else needed
