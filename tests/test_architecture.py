@@ -18,7 +18,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 # The order in which data flows. A module imports only from its own rank and below, inside functions too.
 ORDER = [
     {"errors", "arrays"},
-    {"checks", "files", "linalg", "progress"},
+    {"cards", "checks", "files", "linalg", "progress"},
     {"data"},
     {"theory"},
     {"families"},

@@ -35,8 +35,9 @@ from equipoise.theory.targets import bayesbag, posterior, sandwich
 from equipoise.theory.tuning import Tuning, tune
 
 if TYPE_CHECKING:
-    # as a checker sees it; `__getattr__` imports it for the rest
+    # as a checker sees them; `__getattr__` imports them for the rest
     from equipoise.models.general.model import Model
+    from equipoise.report.side_by_side import compare_fits
 
 __all__ = [
     "Beta",
@@ -64,6 +65,7 @@ __all__ = [
     "bayesbag",
     "bind",
     "calibrate",
+    "compare_fits",
     "coupled_distance",
     "data",
     "diagnose",
@@ -88,7 +90,11 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """`eq.Model` brings JAX along, so it is imported when it is first asked for."""
+    """`eq.Model` brings JAX along and `eq.compare_fits` pandas, so they are imported when they are first asked for."""
+    if name == "compare_fits":
+        from equipoise.report.side_by_side import compare_fits
+
+        return compare_fits
     if name != "Model":
         raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
     try:

@@ -20,7 +20,7 @@ def run() -> eq.Calibration:
 
 
 def test_coefficients_are_those_of_the_run(run: eq.Calibration) -> None:
-    found = findings.coefficients(run, 0.8)
+    found = findings.coefficients(run, 0.8, "draws")
     np.testing.assert_array_equal(found.estimate, run.fit.params)
     np.testing.assert_allclose(found.se, np.sqrt(np.diag(eq.sandwich(run.plan.moments))), rtol=1e-12)
     np.testing.assert_allclose(found.interval.lower, np.quantile(run.chains.flat(), 0.1, axis=0))

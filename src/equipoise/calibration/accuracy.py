@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.calibration.diagnostics import autocorrelation_time
+from equipoise.cards import Card
 from equipoise.checks import instance, positive, whole
 from equipoise.errors import ChainDiverged, InvalidInput
 from equipoise.fitting.certificate import Fit
@@ -44,8 +45,8 @@ _PAIRS = 20_000
 _LIMIT_STEPS = 50_000
 
 
-@dataclass(frozen=True)
-class CoupledDistance:
+@dataclass(frozen=True, repr=False)
+class CoupledDistance(Card):
     """Gelbrich ≤ W₂ ≤ coupling, from a chain and its proxy driven by the same batches and noise.
 
     Attributes

@@ -1,7 +1,8 @@
 """What people ask of a run once it is there: tables, intervals, tests, other covariances.
 
-Each of these functions is a method of `Calibration`, which takes them over as they are. All are closed forms: the
-estimate, a covariance of it (the target, unless another is asked for), and a normal or Student law.
+Each of these functions is a method of `Calibration`, which takes them over as they are. All are closed forms, of the
+estimate, a covariance of it (the target, unless another is asked for), and a normal or Student law; but for intervals
+where the draws carry shape that no closed form has.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import chdtrc, fdtrc, ndtr, ndtri, stdtr, stdtrit
+from scipy.special import chdtrc, fdtrc, ndtr, stdtr
 
 from equipoise.arrays import Array
+from equipoise.calibration.ends import critical, ends_words, method_of
 from equipoise.calibration.hypotheses import Restrictions, restrictions
+from equipoise.cards import Card, html_table
 from equipoise.checks import checked_options, flag, nearest, one_of, probability
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
@@ -37,7 +40,7 @@ __all__ = [
     "confint",
     "cov_params",
     "covariance_of",
-    "critical",
+    "exponentiated",
     "fittedvalues",
     "params",
     "pvalues",
@@ -52,8 +55,8 @@ _OPTIONS = {"clusters": None, "time": None, "lags": None, "small_sample": True} 
 _DEPENDENT = 1e-10  # relative size below which a restriction adds nothing to the others
 
 
-@dataclass(frozen=True)
-class WaldTest:
+@dataclass(frozen=True, repr=False)
+class WaldTest(Card):
     """A test of linear hypotheses.
 
     Attributes
@@ -87,6 +90,12 @@ class WaldTest:
         )
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        law = "chi2" if self.df_denominator is None else "F"
+        df = f"{self.df}" if self.df_denominator is None else f"{self.df}, {self.df_denominator:g}"
+        row = ["; ".join(self.words), f"{self.statistic:.4g}", df, f"{self.p_value:.4g}", self.covariance]
+        return html_table(("hypotheses", law, "df", "p", "covariance"), [row], "Wald test")
 
 
 def covariance_of(cal: Calibration, kind: str | None, **options: Any) -> Covariance:
@@ -142,7 +151,15 @@ def vcov(
 
 
 @checked_options
-def tidy(self: Calibration, level: float = 0.95, kind: str | None = None, **options: Any) -> pd.DataFrame:
+def tidy(
+    self: Calibration,
+    level: float = 0.95,
+    kind: str | None = None,
+    *,
+    method: str = "auto",
+    exponentiate: bool = False,
+    **options: Any,
+) -> pd.DataFrame:
     """The coefficient table as a DataFrame, one row per parameter.
 
     Parameters
@@ -151,6 +168,12 @@ def tidy(self: Calibration, level: float = 0.95, kind: str | None = None, **opti
         Probability of the intervals.
     kind, **options
         Another covariance than the target: see `vcov`.
+    method
+        Intervals: `"closed"`, estimate ± z·se; `"draws"`, quantiles of the draws; or `"auto"`, the closed form unless the
+        draws carry shape that it lacks (`diagnosis.carries_shape`). `attrs["intervals"]` of the table says which.
+    exponentiate
+        Show exp(estimate) and its interval, with a standard error by the delta method: rate ratios for a log link, odds
+        ratios for a logit, hazard ratios for a complementary log-log. Statistic and p-value stay those of the estimate.
 
     Returns
     -------
@@ -159,8 +182,21 @@ def tidy(self: Calibration, level: float = 0.95, kind: str | None = None, **opti
         degrees of freedom for clustered covariances, with N − D for HC1 to HC3 and the posterior of squared loss, and
         normal otherwise.
     """
-    every = np.eye(len(self.names))
-    return table_of(self.names, self.fit.theta, every, covariance_of(self, kind, **options), level)
+    every, cov = np.eye(len(self.names)), covariance_of(self, kind, **options)
+    by = method_of(self, method, cov)
+    made = table_of(self.names, self.fit.theta, every, cov, level, self.chains.flat() if by == "draws" else None)
+    return exponentiated(made) if flag("exponentiate", exponentiate) else made
+
+
+def exponentiated(table: pd.DataFrame) -> pd.DataFrame:
+    """The same table of exp(estimate): ends follow, standard errors by the delta method, tests stay."""
+    ratio = np.exp(table["estimate"])
+    made = table.assign(
+        estimate=ratio, std_error=ratio * table["std_error"], conf_low=np.exp(table["conf_low"]),
+        conf_high=np.exp(table["conf_high"]),
+    )  # fmt: skip
+    made.attrs.update(table.attrs)
+    return made
 
 
 @checked_options
@@ -169,6 +205,9 @@ def combine(
     expressions: str | Sequence[str] | ArrayLike,
     level: float = 0.95,
     kind: str | None = None,
+    *,
+    method: str = "auto",
+    exponentiate: bool = False,
     **options: Any,
 ) -> pd.DataFrame:
     """Linear combinations of parameters with their intervals.
@@ -177,7 +216,7 @@ def combine(
     ----------
     expressions
         Such as `"a + 2*b, a - b"`, in the words of `test`, or a matrix of as many columns as parameters.
-    level, kind, **options
+    level, kind, method, exponentiate, **options
         As for `tidy`.
 
     Returns
@@ -187,48 +226,78 @@ def combine(
     """
     rows = restrictions(expressions, self.names, "expressions")
     estimate = rows.matrix @ self.fit.theta - rows.value
-    return table_of(rows.words, estimate, rows.matrix, covariance_of(self, kind, **options), level)
+    cov = covariance_of(self, kind, **options)
+    drawn = self.chains.flat() @ rows.matrix.T - rows.value if method_of(self, method, cov) == "draws" else None
+    made = table_of(rows.words, estimate, rows.matrix, cov, level, drawn)
+    return exponentiated(made) if flag("exponentiate", exponentiate) else made
 
 
-def table_of(terms: Sequence[str], estimate: Array, gradients: Array, cov: Covariance, level: float) -> pd.DataFrame:
-    """Estimates with errors, tests against zero and intervals; `gradients` (rows, D) are by the parameters."""
+def table_of(
+    terms: Sequence[str],
+    estimate: Array,
+    gradients: Array,
+    cov: Covariance,
+    level: float,
+    drawn: Array | None = None,
+) -> pd.DataFrame:
+    """Estimates with errors, tests against zero and intervals.
+
+    Parameters
+    ----------
+    terms, estimate, gradients
+        What the rows are called, their values, and (rows, D) their derivatives by the parameters.
+    cov, level
+        The covariance of the parameters, and the probability of the intervals.
+    drawn
+        (draws, rows) to take the intervals from, in place of the closed form.
+    """
     import pandas as pd  # slow to import: only those who ask for a table pay for it
 
     error = np.sqrt(np.maximum(np.einsum("ij,jk,ik->i", gradients, cov.matrix, gradients), 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         statistic = estimate / error
-    reach = critical(probability("level", level), cov.df) * error
     tail = ndtr(-np.abs(statistic)) if cov.df is None else stdtr(cov.df, -np.abs(statistic))
-    return pd.DataFrame(
+    beyond = 0.5 * (1.0 - probability("level", level))
+    reach = critical(level, cov.df) * error
+    ends = (estimate - reach, estimate + reach)
+    if drawn is not None:
+        ends = tuple(np.quantile(drawn, [beyond, 1.0 - beyond], axis=0))
+    made = pd.DataFrame(
         {
             "term": list(terms),
             "estimate": estimate,
             "std_error": error,
             "statistic": statistic,
             "p_value": 2.0 * tail,
-            "conf_low": estimate - reach,
-            "conf_high": estimate + reach,
+            "conf_low": ends[0],
+            "conf_high": ends[1],
         }
     )
-
-
-def critical(level: float, df: float | None) -> float:
-    """Standard errors to either side of an interval of that probability."""
-    upper = 0.5 * (1.0 + level)
-    return float(ndtri(upper) if df is None else stdtrit(df, upper))
+    made.attrs["intervals"] = ends_words("closed" if drawn is None else "draws", level, cov.df)
+    return made
 
 
 @checked_options
-def confint(self: Calibration, level: float = 0.95, kind: str | None = None, **options: Any) -> pd.DataFrame:
-    """Intervals of every parameter: estimate ± t or z times its standard error; columns lower and upper.
+def confint(
+    self: Calibration,
+    level: float = 0.95,
+    kind: str | None = None,
+    *,
+    method: str = "auto",
+    exponentiate: bool = False,
+    **options: Any,
+) -> pd.DataFrame:
+    """Intervals of every parameter; columns lower and upper.
 
     Parameters
     ----------
-    level, kind, **options
+    level, kind, method, exponentiate, **options
         As for `tidy`.
     """
-    made = tidy(self, level, kind, **options).set_index("term")
-    return made[["conf_low", "conf_high"]].set_axis(["lower", "upper"], axis=1).rename_axis(None)
+    made = tidy(self, level, kind, method=method, exponentiate=exponentiate, **options)
+    ends = made.set_index("term")[["conf_low", "conf_high"]].set_axis(["lower", "upper"], axis=1).rename_axis(None)
+    ends.attrs.update(made.attrs)
+    return ends
 
 
 @checked_options

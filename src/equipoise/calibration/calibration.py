@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
-from equipoise.calibration import answers, contrasts, fitstats
+from equipoise.calibration import answers, contrasts, exports, fitstats, forecast
 from equipoise.calibration.aims import Target, require_marks_used
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
 from equipoise.calibration.fitstats import FitStatistics
@@ -28,8 +26,8 @@ from equipoise.calibration.options import (
     takes,
 )
 from equipoise.calibration.planning import Plan, make_plan, require_feasible
-from equipoise.calibration.prediction import new_rows, observation_quantiles, quantiles
-from equipoise.checks import flag, one_of, probability, shown
+from equipoise.cards import Card
+from equipoise.checks import flag, probability, shown
 from equipoise.data.table import Design
 from equipoise.errors import InvalidInput
 from equipoise.families.divergence import Beta
@@ -50,8 +48,6 @@ from equipoise.theory.moments import Moments
 from equipoise.theory.tuning import Tuning
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from equipoise.report.summary import Summary
 
 __all__ = ["Calibration", "calibrate"]
@@ -59,8 +55,8 @@ __all__ = ["Calibration", "calibrate"]
 _HALF_SHARE, _HALF_FEWEST = 0.25, 100.0  # effective draws of a run at half the step, of those of the run itself
 
 
-@dataclass(frozen=True)
-class Calibration:
+@dataclass(frozen=True, repr=False)
+class Calibration(Card):
     """Calibrated draws with everything that led to them.
 
     Attributes
@@ -85,6 +81,16 @@ class Calibration:
     design: Design | None = None
     refinement: Refinement | None = None
     half_step: HalfStep | None = None
+
+    def _facts(self) -> dict[str, object]:
+        count, length, dim = self.draws.shape
+        return {
+            "response": self.response, "model": self.title.name, "rows": self.plan.moments.n, "parameters": dim,
+            "target": self.plan.target.words, "sampler": self.plan.sampler, "draws": f"{count} x {length:,}",
+        }  # fmt: skip
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
     @property
     def draws(self) -> Array:
@@ -121,96 +127,24 @@ class Calibration:
         """Predicted against observed."""
         return diagnose(self.chains, self.plan.tuning, half_step=self.half_step)
 
-    def summary(self, interval: float = 0.95) -> Summary:
-        """Coefficient table: estimate, standard error, interval from the draws, effective draws, flags."""
+    def summary(
+        self, interval: float = 0.95, *, method: str = "auto", exponentiate: bool = False, stars: bool = False
+    ) -> Summary:
+        """Coefficient table: estimate, standard error, z or t, p-value, interval, effective draws, flags.
+
+        Parameters
+        ----------
+        interval
+            Probability of the intervals.
+        method, exponentiate
+            See `tidy`.
+        stars
+            Mark small p-values.
+        """
         from equipoise.report.summary import summarise
 
-        return summarise(self, probability("interval", interval))
-
-    def intervals(self, level: float = 0.95, recentred: bool = False) -> pd.DataFrame:
-        """Intervals from the draws.
-
-        Parameters
-        ----------
-        level
-            Probability of the interval.
-        recentred
-            Shift it back by the predicted bias of the draws' mean (theory eq. 7.1).
-
-        Returns
-        -------
-        pandas.DataFrame
-            Columns estimate (the minimiser), lower, upper; one row per parameter.
-        """
-        import pandas as pd  # slow to import: only those who ask for a table pay for it
-
-        from equipoise.calibration.findings import intervals
-
-        found = intervals(self, probability("level", level), recentred)
-        columns = {"estimate": self.tuning.center, "lower": found.lower, "upper": found.upper}
-        return pd.DataFrame(columns, index=pd.Index(self.names))
-
-    def predict(
-        self, X_new: Any, interval: float = 0.95, offset: ArrayLike | None = None, kind: str = "mean"
-    ) -> pd.DataFrame:
-        """Mean response at new rows with a calibrated interval for it, or for a new observation.
-
-        Parameters
-        ----------
-        X_new
-            A table like the one fitted (a DataFrame or anything with `to_pandas()`), its columns matched by name, or an
-            (M, D) design matrix.
-        interval
-            Probability of the interval.
-        offset
-            (M,) offset, when `X_new` is a matrix or the model was fitted with an array of them.
-        kind
-            What the interval is for: `"mean"`, the mean response, or `"observation"`, a new response. The latter takes
-            the family's law around the mean on trust, with its constant, however robust the target is.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Columns estimate (at the minimiser), lower, upper.
-        """
-        import pandas as pd  # slow to import: only those who predict pay for it
-
-        model = self._require_model()
-        tail = 0.5 * (1.0 - probability("interval", interval))
-        new, index = new_rows(X_new, self.names, self.design, offset)
-        eta = new.x @ self.fit.theta
-        estimate = model.mean_response(eta if new.offset is None else eta + new.offset)
-        ends = (tail, 1.0 - tail)
-        if one_of("kind", kind, ("mean", "observation")) == "mean":
-            lower, upper = quantiles(model, new, self.chains.flat(), ends)
-        else:
-            lower, upper = observation_quantiles(self.require_glm("observation"), new, self.chains.flat(), ends)
-        return pd.DataFrame({"estimate": estimate, "lower": lower, "upper": upper}, index=index)
-
-    def evaluate(self, function: Callable[..., object], data: object, interval: float = 0.95) -> dict[str, Array]:
-        """`function(params, observation)` at new rows, for a loss of your own: its predictions, say.
-
-        Parameters
-        ----------
-        function
-            In JAX; returns a scalar or an array.
-        data
-            Rows of the same kind as the model was fitted to, as far as `function` looks at them.
-        interval
-            Probability of the interval.
-
-        Returns
-        -------
-        dict
-            estimate (at the minimiser), lower, upper: each with the rows as leading axis.
-        """
-        from equipoise.models.general.evaluation import evaluate  # JAX is imported only by those who use it
-
-        tail = 0.5 * (1.0 - probability("interval", interval))
-        values = evaluate(self.chains.layout, function, data, self.chains.flat())
-        lower, upper = np.quantile(values, [tail, 1.0 - tail], axis=0)
-        estimate = evaluate(self.chains.layout, function, data, self.tuning.center[None])[0]
-        return {"estimate": estimate, "lower": lower, "upper": upper}
+        flag("exponentiate", exponentiate), flag("stars", stars)
+        return summarise(self, probability("interval", interval), method, exponentiate, stars)
 
     def to_arviz(self) -> Any:
         """The draws as ArviZ data (InferenceData in 0.x, a DataTree in 1.x), one variable per parameter."""
@@ -228,7 +162,9 @@ class Calibration:
         """
         return replace(self, plan=self.plan.attach(bind(model, data, **reading)))  # type: ignore[arg-type]
 
+    intervals, predict, evaluate = forecast.intervals, forecast.predict, forecast.evaluate
     tidy, confint, vcov, test = answers.tidy, answers.confint, answers.vcov, answers.wald
+    to_json, to_csv = exports.to_json, exports.to_csv
     combine, compare, effects = answers.combine, contrasts.compare, contrasts.effects
     params, bse, pvalues = property(answers.params), property(answers.bse), property(answers.pvalues)
     resid, fittedvalues = property(answers.resid), property(answers.fittedvalues)
@@ -263,7 +199,7 @@ class Calibration:
 
     def require_glm(self, kind: str = "mean") -> GLM:
         """The model, where it is one that has a mean response (and, for `"observation"`, a law around it)."""
-        model = self._require_model()
+        model = self.require_model()
         if not isinstance(model, GLM):
             raise InvalidInput(
                 "model", "one from eq.glm, which has a mean response", "a loss of your own",
@@ -275,7 +211,8 @@ class Calibration:
             )
         return model
 
-    def _require_model(self) -> Model:
+    def require_model(self) -> Model:
+        """The model, or an error that says how to bring it back."""
         if self.model is None:
             raise InvalidInput(
                 "model",

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.calibration.answers import covariance_of, critical, table_of
+from equipoise.calibration.answers import covariance_of, table_of
+from equipoise.calibration.ends import critical
 from equipoise.calibration.prediction import as_table, new_rows
 from equipoise.checks import checked_options, flag, nearest, one_of, probability, shown
 from equipoise.data.arrays import Rows

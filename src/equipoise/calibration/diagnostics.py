@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 from equipoise.arrays import Array
 from equipoise.calibration.autocorrelation import autocorrelation_time
 from equipoise.calibration.comparison import compare
-from equipoise.calibration.judgement import Check, Status, flags, judge, verdict
+from equipoise.calibration.judgement import Check, Status, carries_shape, flags, judge, verdict
+from equipoise.cards import Card, html_table
 from equipoise.checks import checked_options, instance, one_of
 from equipoise.errors import InvalidInput
 from equipoise.sampling.chains import Chains
@@ -17,8 +19,8 @@ from equipoise.theory.tuning import Tuning
 __all__ = ["Check", "Diagnosis", "autocorrelation_time", "diagnose"]
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Card):
     """Predicted against observed.
 
     Attributes
@@ -44,6 +46,9 @@ class Diagnosis:
         By parameter; the predicted skewness is NaN where it is not known.
     verdict
         What is known of the run, and what is not.
+    carries_shape
+        Whether the draws have a posterior's shape that N(estimate, target) lacks, by as much as matters: tables then
+        print their quantiles, otherwise estimate ± z·se.
     """
 
     checks: tuple[Check, ...]
@@ -64,6 +69,7 @@ class Diagnosis:
     skewness_error: Array
     kurtosis: Array
     verdict: str
+    carries_shape: bool = False
 
     @property
     def status(self) -> Status:
@@ -90,6 +96,17 @@ class Diagnosis:
         """One check by its name."""
         by_name = {check.name: check for check in self.checks}
         return by_name[one_of("name", name, tuple(by_name))]
+
+    def __repr__(self) -> str:
+        off = ", ".join(c.name for c in self.checks if not c.ok)
+        return f"Diagnosis(status={self.status}, {len(self.checks)} checks{f', not ok: {off}' if off else ''})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [c.name, c.mark, f"{c.predicted:.4g}", f"{c.observed:.4g}", f"{c.error:.2g}", c.words] for c in self.checks
+        ]
+        heads = ("check", "", "predicted", "observed", "±", "in words")
+        return f"{html_table(heads, rows, 'Diagnosis')}<p>{escape(self.verdict)}</p>"
 
     def __str__(self) -> str:
         width = max(len(check.name) for check in self.checks)
@@ -147,4 +164,5 @@ def diagnose(chains: Chains, tuning: Tuning, *, half_step: HalfStep | None = Non
         skewness_error=c.skewness_error,
         kurtosis=c.observed.kurtosis,
         verdict=verdict(c, checks),
+        carries_shape=carries_shape(c),
     )

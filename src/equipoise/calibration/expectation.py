@@ -15,7 +15,7 @@ from equipoise.linalg import symmetric
 from equipoise.sampling.chains import Chains
 from equipoise.theory.tuning import Tuning
 
-__all__ = ["Expected", "expect", "standardised"]
+__all__ = ["Expected", "expect", "follows_posterior", "standardised"]
 
 _SHARE = 0.8  # of a target's variance that injected noise alone must make for a chain to follow the posterior
 _NEAR = 0.25  # and how far from the posterior's the target's variances may be
@@ -105,7 +105,7 @@ def expect(chains: Chains, tuning: Tuning) -> Expected:
         mean_cov=symmetric(mean_cov),
         floor=law.covariance_floor(draws, chains.thin, standardised=True),
         degrees=_degrees(standardised(squares @ spread.T, law.cov)),
-        posterior=_follows_posterior(tuning),
+        posterior=follows_posterior(tuning),
         skewness=law.skewness,
         kurtosis=law.worst_kurtosis,
     )
@@ -139,7 +139,7 @@ def _degrees(R: Array) -> float:
     return mean**2 / (2.0 * float(np.trace(squares) ** 2 + np.sum(squares * squares.T)))
 
 
-def _follows_posterior(tuning: Tuning) -> bool:
+def follows_posterior(tuning: Tuning) -> bool:
     """Whether the target is near H⁻¹/N and noise injected at the posterior's own temperature makes nearly all of it.
 
     Injected noise alone has the variances (1−κ)/(β s) of the target's, s the eigenvalues of HΣ (theory eq. 3.3): a chain

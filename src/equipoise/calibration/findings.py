@@ -33,6 +33,7 @@ __all__ = [
     "compare_errors",
     "headline",
     "intervals",
+    "ratio_name",
     "sampler_name",
     "spent",
     "step_found",
@@ -40,6 +41,9 @@ __all__ = [
 
 Index = NDArray[np.intp]
 _TELLING = 0.1  # relative difference of standard errors that says something about the model
+# what exp(coefficient) is, by family with its link
+_RATIOS = {"bernoulli": "odds ratio", "bernoulli-cloglog": "hazard ratio", "poisson": "rate ratio"}
+_RATIOS |= {"negative-binomial": "rate ratio", "gamma": "ratio of means"}
 _DOTS = 0.01  # share of an axis below which an interval is a dot
 
 
@@ -53,19 +57,24 @@ class Intervals:
 
 @dataclass(frozen=True)
 class Coefficients:
-    """The coefficient table: estimate, standard error, interval, effective draws, flags; by parameter.
+    """The coefficient table: estimate, standard error, test against zero, interval, effective draws, flags; by parameter.
 
-    `robust` says whether the standard error is the sandwich's, `tail` the probability beyond each end of the interval.
+    `robust` says whether the standard error is the sandwich's, `student` whether the statistic is a t, `tail` is the
+    probability beyond each end of the interval, and `words` say how the intervals were made.
     """
 
     estimate: Array
     se: Array
+    statistic: Array
+    p_value: Array
     interval: Intervals
     predicted_ess: Array
     ess: Array
     flags: tuple[tuple[str, ...], ...]
     robust: bool
+    student: bool
     tail: float
+    words: str
 
 
 @dataclass(frozen=True)
@@ -177,19 +186,32 @@ def intervals(calibration: Calibration, level: float, recentred: bool = False) -
     return Intervals(lower - bias, upper - bias)
 
 
-def coefficients(calibration: Calibration, level: float) -> Coefficients:
-    """The coefficient table of a run."""
-    diagnosis, tuning = calibration.diagnosis, calibration.tuning
+def coefficients(
+    calibration: Calibration, level: float, method: str = "auto", exponentiate: bool = False
+) -> Coefficients:
+    """The coefficient table of a run, with the intervals of `tidy`."""
+    diagnosis = calibration.diagnosis
+    found = calibration.tidy(level, method=method, exponentiate=exponentiate)
+    column = {name: found[name].to_numpy(dtype=np.float64) for name in found.columns[1:]}
     return Coefficients(
-        estimate=tuning.center,
-        se=_sd(tuning.target),
-        interval=intervals(calibration, level),
+        estimate=column["estimate"],
+        se=column["std_error"],
+        statistic=column["statistic"],
+        p_value=column["p_value"],
+        interval=Intervals(column["conf_low"], column["conf_high"]),
         predicted_ess=diagnosis.predicted_ess,
         ess=diagnosis.ess,
         flags=diagnosis.flags,
         robust=calibration.plan.target_name in (*KINDS, "sandwich"),
+        student=calibration.plan.target.df is not None,
         tail=0.5 * (1.0 - level),
+        words=found.attrs["intervals"],
     )
+
+
+def ratio_name(calibration: Calibration) -> str | None:
+    """What exp(coefficient) is called where it is a ratio of something, else None."""
+    return _RATIOS.get(calibration.title.name.split(",")[0])
 
 
 def headline(calibration: Calibration) -> Headline:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import gammaln
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.data.arrays import Rows
 from equipoise.errors import InvalidInput
 from equipoise.families.response import LAWS
@@ -29,8 +30,8 @@ _TELLING, _SURE = 0.1, 3.0  # relative excess of a variance worth words, and in 
 _COUNTS = ("poisson", "negative-binomial")  # families whose law says how much a response varies
 
 
-@dataclass(frozen=True)
-class FitStatistics:
+@dataclass(frozen=True, repr=False)
+class FitStatistics(Card):
     """How well a model fits its rows.
 
     Attributes

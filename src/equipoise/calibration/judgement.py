@@ -24,8 +24,9 @@ from equipoise.calibration.thresholds import (
     TARGET,
     sigmas,
 )
+from equipoise.cards import Card
 
-__all__ = ["Check", "Status", "flags", "judge", "verdict"]
+__all__ = ["Check", "Status", "carries_shape", "flags", "judge", "verdict"]
 
 Status = Literal["ok", "look", "unknown"]
 _MARKS: dict[Status, str] = {"ok": "ok", "look": "LOOK", "unknown": "?"}
@@ -34,8 +35,8 @@ _PART = 0.4  # and how large a part in it they must have
 _OWN = "the chain follows the posterior itself"
 
 
-@dataclass(frozen=True)
-class Check:
+@dataclass(frozen=True, repr=False)
+class Check(Card):
     """One comparison: what was predicted, what was observed, the Monte Carlo error, and what it means.
 
     Attributes
@@ -92,6 +93,21 @@ def flags(c: Comparison) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(word for word, raised in found.items() if raised[j]) for j in range(len(c.names)))
 
 
+def carries_shape(c: Comparison) -> bool:
+    """Whether the draws have a posterior's shape that N(estimate, target) lacks, by as much as matters in an interval.
+
+    A skewness of 0.2 moves the end of a 95 % interval by a tenth of a standard deviation, as such a shift of the mean
+    does. What was not predicted counts where it is beyond Monte Carlo error.
+    """
+    if c.independent or not c.expected.posterior or (c.halving is not None and _half_step(c).status == "look"):
+        return False
+    limit = sigmas(3 * len(c.names))
+    moved = np.abs(c.shift) > np.maximum(BIAS, limit * c.cautious_shift_error)
+    spread = np.abs(c.sd_ratio - 1.0) > np.maximum(0.5 * TARGET, limit * c.cautious_spread_error)
+    told = (np.abs(c.expected.skewness) > SHAPE) | (np.abs(c.predicted_shift) > BIAS)
+    return bool((moved | spread | told | _beyond(c.observed.skewness, c.skewness_error, limit)).any())
+
+
 def verdict(c: Comparison, checks: tuple[Check, ...]) -> str:
     """What is known of the run, and what is not."""
     if c.independent:
@@ -108,6 +124,8 @@ def verdict(c: Comparison, checks: tuple[Check, ...]) -> str:
         known = "Covariance and mean of the draws are those of N(estimate, target) within Monte Carlo error."
     if c.halving is not None and _half_step(c).status == "look":
         return f"{known} The shape of the draws has not settled: see half step."
+    if c.expected.posterior and not carries_shape(c):
+        return f"{known} Their shape adds nothing that matters to N(estimate, target): read estimate ± z·se."
     if c.expected.posterior and _steady(c):
         return f"{known} The draws carry the posterior's shape, which N(estimate, target) lacks: read their quantiles."
     if c.expected.posterior:

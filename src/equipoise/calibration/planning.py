@@ -12,6 +12,7 @@ import numpy as np
 from equipoise.calibration.aims import Target, aimed, require_marks_used
 from equipoise.calibration.candidates import Candidate, cheapest, consider
 from equipoise.calibration.options import Aim, Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
+from equipoise.cards import Card, html_table
 from equipoise.checks import shown, whole
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
@@ -32,8 +33,8 @@ _OF_CHAINS = ("batches", "dynamics", "autocorrelation", "cost", "time")  # lines
 _OWN = 1e-3  # standard deviations a problem's minimum may be away from the estimate of a plan that is attached to it
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(Card):
     """A run before its first step: fit, tuning, and budget.
 
     Attributes
@@ -126,6 +127,16 @@ class Plan:
                 "bind the model and the data the run was made with",
             )
 
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self.moments.n:,} rows, {self.moments.dim} parameters, target={self.target.words}, "
+            f"sampler={self.sampler}, ess={self.ess:,.0f}, passes={self.passes:,.1f}, seconds={self.seconds:.2g})"
+        )
+
+    def _repr_html_(self) -> str:
+        considered = [[f"considered {k + 1}", str(c)] for k, c in enumerate(self.candidates)]
+        return html_table((), [*([name, words] for name, words in self._facts().items()), *considered], "Plan")
+
     def __getstate__(self) -> dict[str, object]:
         model = self.model if self.model is not None and self.model.portable else None
         return {**vars(self), "problem": None, "model": model}
@@ -137,7 +148,8 @@ class Plan:
             self, **{f.name: deepcopy(getattr(self, f.name), memo) for f in fields(self) if f.name not in kept}
         )
 
-    def __str__(self) -> str:
+    def _facts(self) -> dict[str, str]:
+        """The lines of the printed plan."""
         law, dynamics = self.tuning.predicted, self.tuning.dynamics
         chain = self.sampler != "gaussian"
         lines = {
@@ -156,7 +168,10 @@ class Plan:
         }
         if not chain:
             lines = {name: words for name, words in lines.items() if name not in _OF_CHAINS}
-        table = [f"{name:<17} {words}" for name, words in lines.items()]
+        return lines
+
+    def __str__(self) -> str:
+        table = [f"{name:<17} {words}" for name, words in self._facts().items()]
         return "\n".join([*table, *(["considered"] if self.candidates else []), *(f"  {c}" for c in self.candidates)])
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.calibration.aims import aimed
 from equipoise.calibration.options import Aim, Moves, PlanOptions, options_of
+from equipoise.cards import Card
 from equipoise.fitting.fit import fit
 from equipoise.models.problem import Problem
 from equipoise.models.verbs import moments
@@ -20,8 +21,8 @@ from equipoise.theory.tuning import tune
 __all__ = ["Preview", "preview"]
 
 
-@dataclass(frozen=True)
-class Preview:
+@dataclass(frozen=True, repr=False)
+class Preview(Card):
     """The law of a chain beside the target it is compared with.
 
     Attributes

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import instance, positive
 from equipoise.errors import InvalidInput, UnstableStep
 from equipoise.fitting.fit import Fit, fit
@@ -22,8 +23,8 @@ from equipoise.theory.stationary import Stationary, stationary
 __all__ = ["Optimum", "expected_test_loss", "optimal_batch_size", "optimal_weight_decay"]
 
 
-@dataclass(frozen=True)
-class Optimum:
+@dataclass(frozen=True, repr=False)
+class Optimum(Card):
     """The best value of a setting, and the curve it was read from.
 
     Attributes

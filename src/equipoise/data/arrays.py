@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.arrays import Array, Index, Mask
+from equipoise.cards import Card
 from equipoise.checks import checked_options, shown
 from equipoise.data.marks import Marks, marked
 from equipoise.data.source import chosen_rows, digest_of, drawn_rows, drawn_shares, ordered_reduce
@@ -26,8 +27,8 @@ _LARGEST_COUNT = 2.0**53
 _LARGEST = 1e100
 
 
-@dataclass(frozen=True)
-class Rows:
+@dataclass(frozen=True, repr=False)
+class Rows(Card):
     """N observations of a linear-predictor model, each a row, or several alike in one row that counts them.
 
     Attributes

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import shown
 from equipoise.data.columns import Column, Level, column_values, numbers
 from equipoise.data.evaluation import as_numbers, evaluated, specified
@@ -43,8 +44,8 @@ _KEYS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Design:
+@dataclass(frozen=True, repr=False)
+class Design(Card):
     """How a table became a design matrix.
 
     It holds no rows and nothing of formulaic's: it pickles, copies, and is saved as JSON.

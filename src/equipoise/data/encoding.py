@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
+from equipoise.cards import Card
 from equipoise.data.arrays import Rows, require_moderate, shares
 from equipoise.data.asked import Asked
 from equipoise.data.columns import Column, column_values, learnt, level_codes, simplified
@@ -55,8 +56,8 @@ class _Room(threading.local):
 _ROOM = _Room()
 
 
-@dataclass(frozen=True)
-class LazyRows:
+@dataclass(frozen=True, repr=False)
+class LazyRows(Card):
     """Rows whose design matrix is made block by block, while a pass has it in cache.
 
     Attributes

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
+from equipoise.cards import Card
 from equipoise.checks import nearest, shown
 from equipoise.errors import InvalidInput
 
@@ -19,8 +20,8 @@ __all__ = ["Labels", "Marks", "labels_of", "marked", "named_columns", "times_of"
 Labels = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Marks:
+@dataclass(frozen=True, repr=False)
+class Marks(Card):
     """Clusters and times of rows.
 
     Attributes

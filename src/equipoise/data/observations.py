@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
+from equipoise.cards import Card
 from equipoise.data.marks import Marks, marked
 from equipoise.data.source import chosen_rows, digest_of, drawn_rows, drawn_shares, ordered_reduce
 from equipoise.linalg import Sums
@@ -23,8 +24,8 @@ __all__ = ["Columns"]
 _COLUMN_ELEMENTS = 1 << 22
 
 
-@dataclass(frozen=True, eq=False)
-class Columns:
+@dataclass(frozen=True, eq=False, repr=False)
+class Columns(Card):
     """N observations of any kind: arrays with one leading axis, for losses that look at a row themselves.
 
     Attributes

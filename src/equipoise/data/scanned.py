@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
+from equipoise.cards import Card
 from equipoise.checks import shown
 from equipoise.data.arrays import Rows, rows
 from equipoise.data.learning import Lot
@@ -71,8 +72,8 @@ class _Meter:
         return _Meter, ()
 
 
-@dataclass(frozen=True, eq=False)
-class Scan(Generic[Block]):
+@dataclass(frozen=True, eq=False, repr=False)
+class Scan(Card, Generic[Block]):
     """Rows that are read from where they are at every pass; make one with `eq.data.scan`.
 
     Attributes

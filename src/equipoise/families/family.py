@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 
 __all__ = ["FAMILIES", "Family", "ScalarFunction", "ScalarLoss", "V", "exp", "family_named"]
 
@@ -64,8 +65,8 @@ class ScalarLoss:
         return low, high
 
 
-@dataclass(frozen=True)
-class Family:
+@dataclass(frozen=True, repr=False)
+class Family(Card):
     """A likelihood with its link.
 
     Attributes
@@ -103,6 +104,9 @@ class Family:
     third_bound: Callable[[Array, Array], Array] | None
     exponential_mean: bool
     law: str
+
+    def _facts(self) -> dict[str, str | None]:
+        return {"name": self.name, "law": self.law, "parameter": self.parameter}
 
     def __reduce__(self) -> tuple[Callable[[str], Family], tuple[str]]:
         # families are known by name: their functions need not travel

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.errors import FitFailed
 from equipoise.linalg import FLAT
 from equipoise.models.problem import Problem, Yardstick
@@ -28,8 +29,8 @@ CONVERGED = 1e-6  # standard errors: far below any Monte Carlo error
 POLISHED = 1e-11  # where further Newton steps are rounding
 
 
-@dataclass(frozen=True)
-class Fit:
+@dataclass(frozen=True, repr=False)
+class Fit(Card):
     """A minimiser and the evidence that it is one.
 
     Attributes

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from scipy.linalg import cho_factor, cho_solve
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.theory.moments import Moments
@@ -14,8 +15,8 @@ from equipoise.theory.moments import Moments
 __all__ = ["Covariance", "left", "pulled"]
 
 
-@dataclass(frozen=True)
-class Covariance:
+@dataclass(frozen=True, repr=False)
+class Covariance(Card):
     """A covariance of the estimate and where it comes from.
 
     Attributes

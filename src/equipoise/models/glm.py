@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, one_of, positive, shown
 from equipoise.data.arrays import Rows
 from equipoise.data.scanned import as_rows
@@ -37,8 +38,8 @@ class Divergence(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class GLM:
+@dataclass(frozen=True, eq=False, repr=False)
+class GLM(Card):
     """A generalised linear model with a Gaussian prior; make one with `eq.glm`.
 
     Attributes
@@ -61,6 +62,10 @@ class GLM:
     prior_mean: Array
     divergence: Divergence | None = None
     estimated: bool = False
+
+    def _facts(self) -> dict[str, object]:
+        facts = {"family": self.family.name, self.family.parameter or "constant": self.constant}
+        return facts | {"divergence": self.divergence, "prior_precision": self.prior_precision}
 
     @property
     def open(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import finite_array, whole
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
@@ -54,8 +55,8 @@ _AROUND = 3.0  # by this much over the root of their number, in probability: six
 _ALIKE = 0.1  # by how much the mean (h xᵀSx)⁴ of a sample may differ from that of all rows
 
 
-@dataclass(frozen=True)
-class LinearProblem:
+@dataclass(frozen=True, repr=False)
+class LinearProblem(Card):
     """A GLM on its rows: L(θ) = (1/N) [Σ w_n ℓ(x_nᵀθ + o_n, y_n) + ½ (θ−m)ᵀ Γ (θ−m)].
 
     Attributes

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from equipoise.calibration.findings import Coefficients, coefficients, sampler_name
+from equipoise.calibration.findings import Coefficients, coefficients, ratio_name, sampler_name
+from equipoise.cards import html_table
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from equipoise.calibration.calibration import Calibration
     from equipoise.calibration.preview import Preview
 
-__all__ = ["Summary", "interval_names", "summarise", "summarise_law"]
+__all__ = ["STARS", "Summary", "decimals", "fixed", "interval_names", "shown_p", "star", "summarise", "summarise_law"]
 
+_LIMITS = (0.05, 0.01, 0.001)
+STARS = "Stars: * p < 0.05, ** p < 0.01, *** p < 0.001."
+_SMALL = 0.001  # p-values below it are not told apart
 _DIGITS = 3  # significant digits shown of a standard error; the estimate ends at the same decimal
 
 
@@ -46,14 +49,14 @@ class Summary:
 
     def cells(self) -> pd.DataFrame:
         """The frame as text: numbers in the parameter's unit end where its standard error stops being informative."""
-        decimals = _decimals(self.frame[self.error].to_numpy(dtype=np.float64))
+        places_of = decimals(self.frame[self.error].to_numpy(dtype=np.float64))
         columns = {}
         for name, column in self.frame.items():
             form = _FORMATS.get(str(name))
             columns[name] = (
                 [form(value) for value in column]
                 if form is not None
-                else [_fixed(value, places) for value, places in zip(column, decimals, strict=True)]
+                else [fixed(value, places) for value, places in zip(column, places_of, strict=True)]
             )
         return pd.DataFrame(columns, index=self.frame.index, dtype=object)
 
@@ -70,16 +73,31 @@ class Summary:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        cells = self.cells()
+        rows = [[str(name), *map(str, row)] for name, row in zip(cells.index, cells.to_numpy(), strict=True)]
+        facts = " · ".join(f"{escape(name)}: {escape(value)}" for name, value in self.header)
+        notes = "".join(f"<li>{escape(line)}</li>" for line in self.footer)
+        return f"{html_table(('', *map(str, cells.columns)), rows, self.title)}<p>{facts}</p><ul>{notes}</ul>"
 
-def summarise(calibration: Calibration, interval: float) -> Summary:
-    """The coefficient table of a calibration, with quantile intervals from its draws."""
-    plan, diagnosis, found = calibration.plan, calibration.diagnosis, coefficients(calibration, interval)
+
+def summarise(
+    calibration: Calibration, interval: float, method: str = "auto", exponentiate: bool = False, stars: bool = False
+) -> Summary:
+    """The coefficient table of a calibration; see `Calibration.summary`."""
+    plan, diagnosis = calibration.plan, calibration.diagnosis
+    found = coefficients(calibration, interval, method, exponentiate)
     error = "robust se" if found.robust else "se"
     lower, upper = interval_names(found)
+    ratio = (ratio_name(calibration) or "exp(estimate)") if exponentiate else "estimate"
+    marks = {"": [star(p) for p in found.p_value]} if stars else {}
     frame = pd.DataFrame(
         {
-            "estimate": found.estimate,
+            ratio: found.estimate,
+            **marks,
             error: found.se,
+            "t" if found.student else "z": found.statistic,
+            "p": found.p_value,
             lower: found.interval.lower,
             upper: found.interval.upper,
             "ess predicted": found.predicted_ess,
@@ -102,7 +120,20 @@ def summarise(calibration: Calibration, interval: float) -> Summary:
     width = max(len(check.name) for check in diagnosis.checks)
     checks = tuple(f"{c.mark:<4} {c.name:<{width}}  {c.words}" for c in diagnosis.checks)
     notes = () if calibration.refinement is None else (f"Refinement: {calibration.refinement.words}.",)
-    return Summary(frame, header, (*checks, *notes, diagnosis.verdict), error=error)
+    about = (f"{found.words}.", *((STARS,) if stars else ()))
+    return Summary(frame, header, (*about, *checks, *notes, diagnosis.verdict), error=error)
+
+
+def star(p_value: float) -> str:
+    """One to three stars for p-values below 0.05, 0.01 and 0.001."""
+    return "*" * sum(p_value < limit for limit in _LIMITS)
+
+
+def shown_p(value: float) -> str:
+    """A p-value with three decimals."""
+    if not np.isfinite(value):
+        return "-"
+    return f"{value:.3f}" if value >= _SMALL else f"<{_SMALL:.3f}"
 
 
 def interval_names(found: Coefficients) -> tuple[str, str]:
@@ -156,13 +187,14 @@ def summarise_law(preview: Preview) -> Summary:
     return Summary(frame, header, footer, "Predicted stationary law", error="target sd")
 
 
-def _decimals(errors: NDArray[np.float64]) -> list[int]:
+def decimals(errors: Iterable[float]) -> list[int]:
     """Decimals that show three digits of each standard error; one number for all where they are of similar size."""
     needed = [int(_DIGITS - 1 - np.floor(np.log10(e))) if np.isfinite(e) and e > 0 else 4 for e in errors]
     return [max(needed)] * len(needed) if max(needed) - min(needed) <= 2 else needed
 
 
-def _fixed(value: float, places: int) -> str:
+def fixed(value: float, places: int) -> str:
+    """A number with so many decimals, or with few digits where those would be too many."""
     if not np.isfinite(value):
         return "-"
     return f"{value:.{max(places, 0)}f}" if -3 <= places <= 9 else f"{value:.{_DIGITS + 1}g}"
@@ -173,6 +205,10 @@ def _number(form: str) -> Callable[[Any], str]:
 
 
 _FORMATS: dict[str, Callable[[Any], str]] = {
+    "": str,
+    "z": _number(".2f"),
+    "t": _number(".2f"),
+    "p": shown_p,
     "ess predicted": _number(",.0f"),
     "ess observed": _number(",.0f"),
     "flags": str,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, instance, whole
 from equipoise.engines.engine import ChainState
 from equipoise.errors import InvalidInput
@@ -28,8 +29,8 @@ def no_statistics() -> Statistics:
     return dict.fromkeys(("steps", "rows", "seconds", "guard_hits", "guard_rate"), 0.0)
 
 
-@dataclass(frozen=True)
-class Chains:
+@dataclass(frozen=True, repr=False)
+class Chains(Card):
     """Draws of several chains.
 
     Attributes

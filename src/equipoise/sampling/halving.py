@@ -8,6 +8,7 @@ from math import ceil
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.models.problem import Problem
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.run import resolve_thin, sample
@@ -18,8 +19,8 @@ __all__ = ["HalfStep", "halved"]
 _CHAINS = 2
 
 
-@dataclass(frozen=True)
-class HalfStep:
+@dataclass(frozen=True, repr=False)
+class HalfStep(Card):
     """What the draws of a run at half the step show, by parameter.
 
     Attributes

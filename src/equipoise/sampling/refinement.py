@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.errors import InfeasibleTarget
 from equipoise.linalg import symmetric
 from equipoise.models.problem import Problem
@@ -25,8 +26,8 @@ _FEWEST = 50  # draws of a pilot's chain: fewer say nothing
 _LEAST = 0.1  # share of the internal target that one correction must leave in every direction
 
 
-@dataclass(frozen=True)
-class Pilot:
+@dataclass(frozen=True, repr=False)
+class Pilot(Card):
     """One pilot run: its covariance's relative error against the target, the Monte Carlo floor, and rows touched.
 
     Both are in units of the target's standard deviations.
@@ -42,8 +43,8 @@ class Pilot:
         return self.error <= _FLOORS * self.floor
 
 
-@dataclass(frozen=True)
-class Refinement:
+@dataclass(frozen=True, repr=False)
+class Refinement(Card):
     """What the pilots found.
 
     Attributes

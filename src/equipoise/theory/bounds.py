@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
 
@@ -63,8 +64,8 @@ class Assumption:
     detail: str
 
 
-@dataclass(frozen=True)
-class Bound:
+@dataclass(frozen=True, repr=False)
+class Bound(Card):
     """An upper bound with everything it rests on.
 
     `terms` add up to `value` for the fourth moment and to its *square* for a distance. As soon as one
@@ -90,8 +91,8 @@ class Bound:
         return f"{self.name}: no value, because this fails: {reasons}"
 
 
-@dataclass(frozen=True)
-class WassersteinBound:
+@dataclass(frozen=True, repr=False)
+class WassersteinBound(Card):
     """The bound that answers the question (`headline`) and every part it was made of.
 
     `std` bounds `|σ_θ,d − σ_ψ,d|` for every `d`, and `cov` bounds `‖Σ_θ − Σ_ψ‖`.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import checked_fields, flag, is_number, one_of, shown, whole
 from equipoise.errors import InvalidInput
 
@@ -191,7 +192,7 @@ def _without_replacement(batch_size: int, n: int) -> float:
 
 @checked_fields
 @dataclass(frozen=True)
-class Dynamics:
+class Dynamics(Card):
     """How a chain moves, apart from its step matrix.
 
     Attributes

@@ -25,7 +25,7 @@ from equipoise.theory.stationary import Stationary
 __all__ = ["Reshuffled", "batch_sizes", "epoch_of", "reshuffled"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Reshuffled(Stationary):
     """The predicted law of a chain that goes through the rows in epochs.
 

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.linalg import eigh
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, instance, numeric_array, shown, whole
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
@@ -39,8 +40,8 @@ class Bound(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Moments:
+@dataclass(frozen=True, repr=False)
+class Moments(Card):
     """What the theory knows of a model and its data, at the minimiser. It holds no rows.
 
     Attributes

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.theory.stationary import Stationary
 
 __all__ = ["ExpectedLoss", "expected_loss"]
 
 
-@dataclass(frozen=True)
-class ExpectedLoss:
+@dataclass(frozen=True, repr=False)
+class ExpectedLoss(Card):
     """E L_test(θ) under a stationary law, and its parts.
 
     Attributes

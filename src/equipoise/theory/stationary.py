@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, flag, is_number, probability, whole
 from equipoise.errors import EquipoiseError, InvalidInput, UnstableStep
 from equipoise.linalg import in_fixed_order, symmetric
@@ -34,8 +35,8 @@ _ACCEPTED = 1e-8  # the largest relative residual accepted as a solution
 _ALIKE = 1e-7  # relative spread of the modes' rates up to which a step counts as a multiple of the inverse Hessian
 
 
-@dataclass(frozen=True)
-class Stationary:
+@dataclass(frozen=True, repr=False)
+class Stationary(Card):
     """The predicted stationary law of a chain.
 
     Attributes

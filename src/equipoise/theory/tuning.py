@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import checked_options, instance, is_number, one_of, shown
 from equipoise.errors import EquipoiseWarning, FitFailed, InfeasibleTarget, InvalidInput
 from equipoise.linalg import in_fixed_order, symmetric
@@ -30,8 +31,8 @@ from equipoise.theory.targets import target_matrix
 __all__ = ["Tuning", "tune"]
 
 
-@dataclass(frozen=True)
-class Tuning:
+@dataclass(frozen=True, repr=False)
+class Tuning(Card):
     """A step matrix, what it was tuned to, and the law it is predicted to have.
 
     Attributes

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import checked_fields, finite_array
 from equipoise.engines.jax.loop import Loss
 from equipoise.engines.jax.projection import Traced, Tree
@@ -31,8 +32,8 @@ __all__ = ["GeneralProblem", "Model"]
 
 
 @checked_fields
-@dataclass(frozen=True, eq=False)
-class Model:
+@dataclass(frozen=True, eq=False, repr=False)
+class Model(Card):
     """A loss of your own.
 
     Attributes

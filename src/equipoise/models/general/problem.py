@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import whole
 from equipoise.data.observations import Columns
 from equipoise.data.source import Source
@@ -59,8 +60,8 @@ class _ScoreSums(NamedTuple):
     scatter: Array
 
 
-@dataclass(frozen=True)
-class GeneralProblem:
+@dataclass(frozen=True, repr=False)
+class GeneralProblem(Card):
     """A model on its rows; see `equipoise.models.problem.Problem`.
 
     Attributes
