@@ -110,7 +110,9 @@ def test_a_killed_run_resumes_bit_for_bit(batches, folder, tmp_path, monkeypatch
     resumed = eq.sample(problem, tuning, 200, seed=2, checkpoint=path, threads=1, **RUN)
     np.testing.assert_array_equal(resumed.draws, expected.draws)
     other = eq.data.scan(folder, "y ~ a + b", memory="2MB", **BESIDE)
-    np.testing.assert_allclose(eq.sample(eq.bind(MODEL, other), tuning, 200, seed=2, **RUN).draws, expected.draws, rtol=1e-9)
+    np.testing.assert_allclose(
+        eq.sample(eq.bind(MODEL, other), tuning, 200, seed=2, **RUN).draws, expected.draws, rtol=1e-9
+    )
 
 
 def test_rows_by_leverage_have_the_law_of_those_in_memory(frame, folder) -> None:
@@ -136,3 +138,26 @@ def test_numbers_of_more_than_32_bits_are_uniform() -> None:
     counts = np.bincount((drawn // np.uint64(size // 16 + 1)).astype(int), minlength=16)
     assert ((counts - 1250.0) ** 2 / 1250.0).sum() < 15.0 + 5.0 * np.sqrt(30.0)
     assert 9500 < np.sum(drawn % np.uint64(2)) < 10_500
+
+
+def test_a_loss_of_ones_own_on_files(frame, folder) -> None:
+    def loss(p, o):
+        import jax.numpy as jnp
+
+        eta = p["a"] + jnp.dot(o["x"], p["b"])
+        return jnp.exp(eta) - o["y"] * eta
+
+    model = eq.Model(loss, {"a": 0.0, "b": np.zeros(2)}, prior_precision=0.5)
+    arrays = {"x": frame[["a", "b"]].to_numpy(), "y": frame["y"].to_numpy()}
+    problem = eq.bind(model, arrays)
+    moments = eq.moments(problem, eq.fit(problem))
+    dynamics = eq.Dynamics(batch_size=20, gradient="control-variate")
+    tuning = eq.tune(moments, "sandwich", dynamics, noise="completed", step=0.4 * np.linalg.inv(moments.hessian))
+    expected = eq.sample(problem, tuning, 60, seed=4, **RUN)
+    source = eq.data.scan(folder, columns={"x": ["a", "b"], "y": "y"}, memory="1MB")
+    found = eq.sample(model, source, tuning, 60, seed=4, **RUN)
+    np.testing.assert_allclose(found.draws, expected.draws, rtol=1e-9)
+    with pytest.raises(InvalidInput, match="batches: must be 'independent' for a loss of your own"):
+        leverage = eq.Dynamics(batch_size=20, gradient="control-variate", batches="leverage")
+        step = 0.4 * np.linalg.inv(moments.hessian)
+        eq.sample(model, source, eq.tune(moments, "sandwich", leverage, noise="completed", step=step), 5, **RUN)
