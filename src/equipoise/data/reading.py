@@ -32,6 +32,7 @@ __all__ = [
     "Placed",
     "Reader",
     "Summing",
+    "Weighed",
     "Weighing",
     "Weight",
     "every_observation",
@@ -219,3 +220,20 @@ class Weight(Generic[Block]):
     def __call__(self, block: Block) -> Array:
         """Of the rows of a block."""
         return np.concatenate([self.weight(part) for part in block.blocks()]) * every_observation(block)
+
+
+@dataclass(frozen=True)
+class Weighed(Generic[Block]):
+    """Weights of all observations, and what those of each part add up to."""
+
+    weight: Callable[[Block], Array]
+    totals: tuple[float, ...]
+
+    def places(self, shares: Array) -> tuple[Index, Array]:
+        """The parts in which shares of all weight lie, and how much weight of the part is before each."""
+        totals = np.array(self.totals)
+        starts = np.concatenate([[0.0], np.cumsum(totals)])
+        marks = shares * starts[-1]
+        # rounding must not carry a mark beyond the part that it is in
+        owner = np.clip(np.searchsorted(starts, marks, side="right") - 1, 0, len(totals) - 1)
+        return owner, np.minimum(marks - starts[owner], np.nextafter(totals, 0.0)[owner])

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, cast
 
 import numpy as np
@@ -30,6 +29,7 @@ from equipoise.data.reading import (
     Placed,
     Reader,
     Summing,
+    Weighed,
     Weighing,
     Weight,
     every_observation,
@@ -203,7 +203,9 @@ class Scan(Card, Generic[Block]):
         """The rows of these numbers, in this order, in memory; only the parts that have them are read."""
         if isinstance(index, slice):
             index = np.arange(*index.indices(self.height))
-        return self._picked(np.asarray(index + 0.5), [placed.first_row for placed in self.parts], every_row)
+        starts, marks = [float(placed.first_row) for placed in self.parts], np.asarray(index + 0.5)
+        owner = np.searchsorted(starts, marks, side="right") - 1
+        return _in_turn(self._found(owner, marks - np.array(starts)[owner], every_row))
 
     def sample(self, count: int, seed: int | None) -> Block:
         """`count` observations drawn without replacement, in their original order, in memory; one pass.
@@ -237,15 +239,30 @@ class Scan(Card, Generic[Block]):
         self._require_room("count", count)
         if weight is None:
             return self._observed(drawn_rows(self.n, count, seed))
-        upto = Weight(weight)
-        totals = list(self._results(Weighing(self._reader, upto), self.parts, self.parts))
-        starts = [0.0, *accumulate(totals)]
-        marks = drawn_shares(count, seed) * starts[-1]
-        # rounding must not carry a mark beyond the part that it is in
-        owner = np.clip(np.searchsorted(starts, marks, side="right") - 1, 0, len(totals) - 1)
-        ends = np.nextafter(np.array(totals), 0.0)
-        inside = np.minimum(marks - np.array(starts)[owner], ends[owner])
-        return _singly(self._gathered(owner, inside, upto))
+        return _in_turn(self.fetch(drawn_shares(count, seed), self.weighed(weight)))
+
+    def weighed(self, weight: Callable[[Block], Array]) -> Weighed[Block]:
+        """Weights of observations that `fetch` finds by the share of all weight before them; one pass."""
+        totals = list(self._results(Weighing(self._reader, Weight(weight)), self.parts, self.parts))
+        return Weighed(weight, tuple(totals))
+
+    def fetch(self, marks: NDArray[Any], weighed: Weighed[Block] | None = None) -> Iterator[tuple[Index, Block]]:
+        """Observations as they are read, those of one part at a time: where among the marks, and the rows; at most one pass.
+
+        Parameters
+        ----------
+        marks
+            Numbers of observations; or, with weights, shares of all weight.
+        weighed
+            The weights; each observation is at the shares between what lies before it and what it ends with.
+        """
+        if weighed is None:
+            starts, shifted = [float(placed.first_observation) for placed in self.parts], marks + 0.5
+            owner = np.searchsorted(starts, shifted, side="right") - 1
+            found = self._found(owner, shifted - np.array(starts)[owner], every_observation)
+        else:
+            found = self._found(*weighed.places(marks), Weight(weighed.weight))
+        return ((places, _singly(block)) for places, block in found)
 
     def whole(self) -> Block:
         """All rows, in memory.
@@ -305,25 +322,17 @@ class Scan(Card, Generic[Block]):
                 yield result
 
     def _observed(self, numbers: Index) -> Block:
-        starts = [placed.first_observation for placed in self.parts]
-        return _singly(self._picked(np.asarray(numbers + 0.5), starts, every_observation))
+        return _in_turn(self.fetch(numbers))
 
-    def _picked(self, marks: NDArray[np.floating[Any]], starts: list[int], upto: Callable[[Any], Array]) -> Block:
-        """The rows at which running totals exceed the marks, in the order of the marks."""
-        owner = np.searchsorted(starts, marks, side="right") - 1
-        return self._gathered(owner, marks - np.array(starts, dtype=np.float64)[owner], upto)
-
-    def _gathered(self, owner: Index, inside: Array, upto: Callable[[Any], Array]) -> Block:
-        """The rows of parts `owner` at the marks `inside` them, in the order given; one reading of those parts."""
+    def _found(self, owner: Index, inside: Array, upto: Callable[[Any], Array]) -> Iterator[tuple[Index, Block]]:
+        """The rows of parts `owner` at the marks `inside` them, each with its number among the marks, as they are read."""
         order = np.lexsort((inside, owner))
         needed, first = np.unique(owner[order], return_index=True)
-        marks = np.split(inside[order], first[1:])
-        jobs = [(self.parts[k], here) for k, here in zip(needed, marks, strict=True)]
+        cuts = first[1:]
+        jobs = [(self.parts[k], here) for k, here in zip(needed, np.split(inside[order], cuts), strict=True)]
         found = self._results(Picking(self._reader, upto), jobs, [placed for placed, _ in jobs])
-        joined = _joined([block for blocks in found for block in blocks])
-        back = np.empty(order.size, dtype=np.int64)
-        back[order] = np.arange(order.size)
-        return joined.take(back)
+        for places, blocks in zip(np.split(order, cuts), found, strict=True):
+            yield places, _joined(blocks)
 
     def _require_room(self, argument: str, count: int) -> None:
         size = count * self.encoder.width * 8
@@ -342,6 +351,12 @@ def workers_for(memory: int, most: int | None = None) -> int:
 def _joined(blocks: list[Block]) -> Block:
     """Blocks of one source, one after the other."""
     return cast(Block, cast(Any, type(blocks[0])).joined(blocks))
+
+
+def _in_turn(found: Iterable[tuple[Index, Block]]) -> Block:
+    """Rows in the order of the marks they were found by."""
+    places, blocks = zip(*found, strict=True)
+    return _joined(list(blocks)).take(np.argsort(np.concatenate(places), kind="stable"))
 
 
 def _singly(block: Block) -> Block:

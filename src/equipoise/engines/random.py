@@ -79,6 +79,7 @@ _1, _11, _17, _19, _23, _32, _41, _45 = (np.uint64(k) for k in (1, 11, 17, 19, 2
 _LAYER = np.uint64(255)
 _LOW = np.uint64(2**32 - 1)
 _RANGE = np.uint64(2**32)
+_HIGHEST = np.uint64(2**63)
 
 
 def _ziggurat(tail: float, layers: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -155,9 +156,25 @@ def bounded(state: State, size: np.uint64) -> np.uint64:
     return product >> _32
 
 
+@internal
+def _wide_rows(state: State, size: np.uint64, batch: NDArray[np.uint64]) -> None:
+    """The same for numbers of more than 32 bits: words of as many bits as are needed, until one is below `size`."""
+    shift = np.uint64(0)
+    while (size - _1) << shift < _HIGHEST:
+        shift += _1
+    for k in range(batch.size):
+        number = next_word(state) >> shift
+        while number >= size:
+            number = next_word(state) >> shift
+        batch[k] = number
+
+
 @compiled
 def rows_with_replacement(state: State, size: np.uint64, batch: NDArray[np.uint64]) -> None:
     """Fill `batch` with independent uniform row numbers below `size`: `bounded`, many times."""
+    if size > _LOW:
+        _wide_rows(state, size, batch)
+        return
     words = _load(state)
     for k in range(batch.size):
         word, words = _scramble(words)

@@ -16,13 +16,14 @@ from scipy.linalg import cholesky, eigh, solve_triangular
 
 from equipoise.arrays import Array, Words
 from equipoise.engines.engine import ChainState
-from equipoise.engines.lottery import Lottery
+from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.random import (
     Permutation,
     add_normals,
     distinct_rows,
     inlined,
     internal,
+    next_word,
     permute,
     rows_by_lottery,
     rows_with_replacement,
@@ -35,10 +36,12 @@ __all__ = [
     "IN_ORDER",
     "NOISES",
     "NOWHERE",
+    "QUEUEINGS",
     "Coordinates",
     "Draw",
     "Drawing",
     "Noise",
+    "Queueing",
     "Shake",
     "Urn",
     "add_nothing",
@@ -73,6 +76,8 @@ class Urn(NamedTuple):
         The generator as it was at the epoch's start.
     places
         Where each row lies in the table, or `NOWHERE`; empty if row n is at n.
+    queue
+        Where the batch of step 0 would lie in a table that has rows in the order in which they are drawn.
     """
 
     rows: int
@@ -82,6 +87,7 @@ class Urn(NamedTuple):
     swaps: Words
     shuffle: Words
     places: Permutation
+    queue: int
 
 
 # (generator, step, urn, batch): fills the batch, and returns how many rows of it were drawn.
@@ -99,6 +105,21 @@ class Drawing(NamedTuple):
     def order(self, rows: int) -> Permutation:
         """The permutation to begin with: 0, 1, …, N − 1, or nothing."""
         return np.arange(rows if self.permutes else 0, dtype=np.uint32)
+
+
+class Queueing(NamedTuple):
+    """How a batch rule draws where rows are too many to hold, and lie in the table in the order in which they are drawn.
+
+    Attributes
+    ----------
+    foretell
+        What tells a drawn row, before it is brought: its number, or a word for its share of all weight.
+    draw
+        The same draws in the loop, where the rows are the next ones of the table.
+    """
+
+    foretell: Draw
+    draw: Draw
 
 
 class Noise(NamedTuple):
@@ -145,6 +166,37 @@ def draw_next(rng: Words, step: int, urn: Urn, batch: Words) -> int:
     return count
 
 
+@inlined
+def _take_next(step: int, urn: Urn, batch: Words) -> int:
+    """The rows that lie next in the table."""
+    first = urn.queue + step * batch.size
+    for k in range(batch.size):
+        batch[k] = first + k
+    return batch.size
+
+
+@inlined
+def draw_any_queued(rng: Words, step: int, urn: Urn, batch: Words) -> int:
+    """As `draw_any`, of rows that lie in the order in which it draws them."""
+    rows_with_replacement(rng, np.uint64(urn.rows), batch)
+    return _take_next(step, urn, batch)
+
+
+@inlined
+def draw_words(rng: Words, step: int, urn: Urn, batch: Words) -> int:  # noqa: ARG001
+    """A word for every row, which is its share of all weight."""
+    for k in range(batch.size):
+        batch[k] = next_word(rng)
+    return batch.size
+
+
+@inlined
+def draw_words_queued(rng: Words, step: int, urn: Urn, batch: Words) -> int:
+    """As `draw_words`, of rows that lie in the order in which it draws them."""
+    draw_words(rng, step, urn, batch)
+    return _take_next(step, urn, batch)
+
+
 @internal
 def add_nothing(rng: Words, scales: Array, values: Array, count: int) -> None:
     """No noise."""
@@ -156,6 +208,11 @@ DRAWINGS: dict[BatchRule, Drawing] = {
     Leverage(): Drawing(draw_weighted, permutes=False),
     Epochs(drop_last=False): Drawing(draw_next, permutes=True),
     Epochs(drop_last=True): Drawing(draw_next, permutes=True),
+}
+# Rules whose batches can be told ahead; the others need a permutation of all rows.
+QUEUEINGS: dict[BatchRule, Queueing] = {
+    Independent(replacement=True): Queueing(draw_any, draw_any_queued),
+    Leverage(): Queueing(draw_words, draw_words_queued),
 }
 NOISES = {True: Noise(add_normals, drawn=True), False: Noise(add_nothing, drawn=False)}
 
@@ -169,7 +226,14 @@ def noise_of(scales: Array) -> Noise:
 IN_ORDER: Permutation = np.empty(0, np.uint32)
 
 
-def urn_for(dynamics: Dynamics, rows: int, state: ChainState, lottery: Lottery, places: Permutation = IN_ORDER) -> Urn:
+def urn_for(
+    dynamics: Dynamics,
+    rows: int,
+    state: ChainState,
+    lottery: Lottery = UNIFORM,
+    places: Permutation = IN_ORDER,
+    queue: int = 0,
+) -> Urn:
     """What a chain draws its next batches from; in the middle of an epoch that is the epoch's own permutation."""
     size, rule = dynamics.batch_size, dynamics.rule
     period = 0
@@ -178,7 +242,7 @@ def urn_for(dynamics: Dynamics, rows: int, state: ChainState, lottery: Lottery, 
     order = DRAWINGS[rule].order(rows)
     if period:
         order[0] = NOWHERE
-    return Urn(rows, period, order, lottery.columns, np.empty(size, np.uint64), state.shuffle, places)
+    return Urn(rows, period, order, lottery.columns, np.empty(size, np.uint64), state.shuffle, places, int(queue))
 
 
 class Coordinates(NamedTuple):

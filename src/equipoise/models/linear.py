@@ -24,6 +24,7 @@ from equipoise.models.passes import (
     CurvatureSums,
     ImagesPass,
     LeveragePass,
+    LeverageWeight,
     Leveraging,
     LossPass,
     MiddlePass,
@@ -303,6 +304,8 @@ class LinearProblem(Card):
 
         here, nothing = self.at_constant(tuning.constant).settled(tuning.center), np.empty(0)
         dynamics, center = tuning.dynamics, tuning.center
+        leverage = here._leverage(center, tuning.predicted.moments) if dynamics.rule.weighted else None
+        away = leverage is not None and not self.source.in_memory
         return Regression(
             here.model.loss,
             self.source,
@@ -310,7 +313,8 @@ class LinearProblem(Card):
             self.mean,
             self.n,
             here._slope(center, tuning.predicted.moments) if dynamics.gradient == "control-variate" else nothing,
-            here._emphasis(center, tuning.predicted.moments) if dynamics.rule.weighted else nothing,
+            nothing if leverage is None or away else here._emphasis(leverage),
+            leverage if away else None,
         )
 
     def _slope(self, theta: Array, moments: Moments) -> Array:
@@ -320,14 +324,15 @@ class LinearProblem(Card):
             return moments.mean_score + self.precision @ (theta - self.mean) / self.n
         return self.derivatives(theta, 1).gradient
 
+    def _leverage(self, theta: Array, moments: Moments) -> LeverageWeight:
+        """How its rows are drawn by leverage around θ, as the moments of a tuning have it."""
+        inverse = np.linalg.inv(moments.hessian).astype(np.float64)
+        return LeverageWeight(self.model, theta, self.leveraging(theta, inverse, moments.loss_hessian))
+
     @in_fixed_order
-    def _emphasis(self, theta: Array, moments: Moments) -> Array:
-        """1/(N p_n) of every observation drawn by leverage around θ, as the moments of a tuning have it."""
-        inverse, loss = np.linalg.inv(moments.hessian).astype(np.float64), self.model.loss
-        leverage, found = self.leveraging(theta, inverse, moments.loss_hessian), []
-        for rows in self.source.blocks():
-            h = weighted(rows, loss.d2(predictor(rows, theta), rows.y, loss.constants))
-            found.append(np.repeat(leverage.emphasis(rows.x, h), rows.counts.astype(np.int64)))
+    def _emphasis(self, weight: LeverageWeight) -> Array:
+        """1/(N p_n) of every observation drawn by leverage."""
+        found = [np.repeat(weight.emphasis(rows), rows.counts.astype(np.int64)) for rows in self.source.blocks()]
         return np.concatenate(found)
 
     def _scope(self, radius: float | None) -> str:
@@ -403,7 +408,7 @@ class LinearCurvature:
         """The same of so many rows at most."""
         if count >= self.problem.source.n:
             return self
-        return LinearCurvature(self.problem.subsample(count, seed=0), self.theta, self.leverage)
+        return LinearCurvature(self.problem.subsample(count, seed=None), self.theta, self.leverage)
 
     def representative(self, count: int, S: Array) -> LinearCurvature:
         """The same of so many rows, where they have the mean (h_n x_nᵀSx_n)⁴ of all: then no other stands out."""

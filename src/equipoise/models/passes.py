@@ -28,6 +28,7 @@ __all__ = [
     "ImagesPass",
     "LeveragePass",
     "LeverageSums",
+    "LeverageWeight",
     "Leveraging",
     "LossPass",
     "LossSums",
@@ -167,6 +168,30 @@ class LeveragePass:
         loss, eta = self.model.loss, predictor(rows, self.theta)
         h = weighted(rows, loss.d2(eta, rows.y, loss.constants))
         return LeverageSums(float(np.sum(counted(rows, Leveraging(self.root, 1.0).of(rows.x, h)))))
+
+
+@dataclass(frozen=True)
+class LeverageWeight:
+    """N p_n of rows drawn by leverage around θ, to which their probabilities are proportional."""
+
+    model: GLM
+    theta: Array
+    leverage: Leveraging
+
+    def emphasis(self, rows: Rows) -> Array:
+        """1/(N p_n) of the rows of a block."""
+        loss = self.model.loss
+        h = weighted(rows, loss.d2(predictor(rows, self.theta), rows.y, loss.constants))
+        return self.leverage.emphasis(rows.x, h)
+
+    def __call__(self, rows: Rows) -> Array:
+        """N p_n."""
+        return 1.0 / self.emphasis(rows)
+
+    @property
+    def numbers(self) -> Array:
+        """All that it depends on besides the loss."""
+        return np.concatenate([self.theta, self.leverage.root.ravel(), [self.leverage.mean]])
 
 
 class ScatterSums(NamedTuple):

@@ -11,7 +11,7 @@ linear engine's coordinates θ = θ̂ + L φ, Λ = L Lᵀ, on the rows A_n L: a 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -22,7 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Index
+from equipoise.data.observations import Columns
+from equipoise.data.scanned import Scan
 from equipoise.engines.cost import pays_to_project
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
 from equipoise.engines.jax.loop import GRADIENTS, SHAKES, Constants, Drawn, Held, Loss, Pull, compiled_loop
@@ -31,10 +33,12 @@ from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.arguments import Lift
 from equipoise.engines.numba.compiling import filler, lifter
 from equipoise.engines.numba.linear import lifting
-from equipoise.engines.rules import DRAWINGS, coordinates, noise_of, urn_for
+from equipoise.engines.queue import Queue, pool_rows, queued
+from equipoise.engines.rules import DRAWINGS, QUEUEINGS, coordinates, noise_of, urn_for
 from equipoise.linalg import blocks, in_fixed_order, symmetric
 
 if TYPE_CHECKING:
+    from equipoise.theory.dynamics import Dynamics
     from equipoise.theory.tuning import Tuning
 
 __all__ = ["AutodiffEngine", "Loss", "Task", "autodiff_engine"]
@@ -63,6 +67,8 @@ class Task:
         ∇L at the point chains move around, for control variates; empty where they are not used.
     emphasis
         1/(N p_n) of every row when they are drawn by leverage, up to a common factor; empty when they are not.
+    source, touched
+        Where rows are brought from as they are drawn, instead of `data`, which are then some of them; and how many will be.
     """
 
     loss: Loss
@@ -71,6 +77,8 @@ class Task:
     identity: str
     gradient: Array = field(default_factory=lambda: np.empty(0))
     emphasis: Array = field(default_factory=lambda: np.empty(0))
+    source: Scan[Columns] | None = None
+    touched: float = np.inf
 
     @property
     def leaves(self) -> list[Traced]:
@@ -88,6 +96,8 @@ class AutodiffEngine:
         L, Λ = L Lᵀ, and the scales of the noise in φ.
     held, lottery
         What the loop reads of the rows, and what they are drawn with.
+    brought
+        Rows that are brought as they are drawn, in place of those held.
     origin, metric
         The guard's centre and metric, in the coordinates of the chain.
     """
@@ -104,6 +114,7 @@ class AutodiffEngine:
     pull: Pull
     origin: Array
     metric: Array
+    brought: Brought | None = None
 
     def start(self, theta: Array, seed: np.random.SeedSequence) -> ChainState:
         """A chain at θ, at rest."""
@@ -136,17 +147,23 @@ class AutodiffEngine:
     ) -> list[Advance]:
         """Run every chain, each on a thread of its own."""
         del threads  # a step is not shared
-        return list(pool.map(lambda state, out: self._chain(state, steps, thin, out), states, outs))
+
+        def chain(state: ChainState, out: Array, count: int = steps, queue: int | None = None) -> Advance:
+            return self._chain(state, count, thin, out, queue)
+
+        if self.brought is None:
+            return list(pool.map(chain, states, outs))
+        return queued(self.brought.queue, chain, states, steps, outs, pool)
 
     def compile(self) -> None:
         """Take no step, which compiles the loop."""
-        self._call(self.start(self.tuning.center, np.random.SeedSequence(0)), 0)
+        self._call(self.start(self.tuning.center, np.random.SeedSequence(0)), 0, None)
 
-    def _chain(self, state: ChainState, steps: int, thin: int | None, out: Array) -> Advance:
+    def _chain(self, state: ChainState, steps: int, thin: int | None, out: Array, queue: int | None) -> Advance:
         written, last, finite = 0, state.step + steps, True
         while finite and state.step < last:
             first = state.step
-            path, finite = self._call(state, last - first)
+            path, finite = self._call(state, last - first, queue)
             # iterates whose number, from 1, is a multiple of the thinning
             kept = path[:0] if thin is None else path[-(first + 1) % thin :: thin]
             self._store(kept, out[written : written + len(kept)])
@@ -159,12 +176,12 @@ class AutodiffEngine:
         else:
             lifter()(positions, self.lift, out)
 
-    def _call(self, state: ChainState, steps: int) -> tuple[Array, bool]:
+    def _call(self, state: ChainState, steps: int, queue: int | None) -> tuple[Array, bool]:
         """At most `steps` steps in one call of the compiled loop, in place: the finite iterates, and whether all are."""
         # the same for every call of a run: another size would be compiled anew
         size = max(1, min(_STEPS, _AHEAD // self.tuning.dynamics.batch_size))
         count = min(size, steps)
-        drawn = self._draw(state, size, count)
+        drawn = self._draw(state, size, count, queue)
         position, velocity, path, hits = self._loop(state, drawn, count)
         lost = _first_lost(path[:count])
         taken = count if lost is None else lost + 1
@@ -184,17 +201,19 @@ class AutodiffEngine:
         matrices = () if self.projection else (self.tuning.step, self.root * self.noise)
         constants = Constants(matrices, self.noise, self.metric, self.origin, self.radius2, dynamics.momentum)
         with jax.enable_x64(True):
-            result = loop(self.held, constants, self.pull, self.task.n, state.position, state.velocity, drawn, count)
+            held = self.held if self.brought is None else self.brought.held
+            result = loop(held, constants, self.pull, self.task.n, state.position, state.velocity, drawn, count)
             position, velocity, path, hits = (np.asarray(r) for r in result)
         return position, velocity, path, hits
 
-    def _draw(self, state: ChainState, size: int, count: int) -> Drawn:
+    def _draw(self, state: ChainState, size: int, count: int, queue: int | None) -> Drawn:
         dynamics, dim = self.tuning.dynamics, self.tuning.dim
         noise = noise_of(self.noise)
-        urn = urn_for(dynamics, self.task.n, state, self.lottery)
+        urn = urn_for(dynamics, self.task.n, state, self.lottery, queue=queue or 0)
         batches, sizes = np.zeros((size, dynamics.batch_size), dtype=np.int32), np.ones(size, dtype=np.int32)
         normals = np.zeros((size if noise.drawn else 1, dim))
-        fill = filler(DRAWINGS[dynamics.rule].draw, noise.shake)
+        draw = DRAWINGS[dynamics.rule].draw if queue is None else QUEUEINGS[dynamics.rule].draw
+        fill = filler(draw, noise.shake)
         fill(state.rng, int(state.step), urn, batches[:count], sizes, normals)
         incomplete = urn.period * dynamics.batch_size > self.task.n
         return Drawn(batches, normals, sizes if incomplete else None)
@@ -216,15 +235,23 @@ def autodiff_engine(task: Task, tuning: Tuning, guard: Guard, whiten: bool | Non
     metric = cho_solve((cholesky(guard.cov, lower=True), True), np.eye(tuning.dim))
     projection = None if whiten is False else _projection(task, whiten is True)
     lottery = Lottery.of(task.emphasis) if tuning.dynamics.rule.weighted else UNIFORM
-    held, pull, origin = Held(task.data, None, None), _direct_pull(task, center), center
+    pull, origin = _direct_pull(task, center), center
     if projection is not None:
-        held, pull = _whitened(task, projection, root, center)
+        pull = _projected_pull(task, root, center)
         metric, origin = symmetric(root.T @ metric @ root), np.zeros(tuning.dim)
+
+    def hold(data: Tree) -> Held:
+        if projection is None:
+            return Held(data, None, None)
+        return _whitened(data, projection, root, center, task.gradient.size > 0)
+
+    brought = None if task.source is None else Brought(task, tuning.dynamics, noise, hold)
+    held = hold(task.data) if brought is None else brought.held
     if lottery.weights.size:
         with jax.enable_x64(True):
             held = held._replace(weights=jnp.asarray(lottery.weights))
     engine = AutodiffEngine(
-        task, tuning, guard.radius2, root, noise, lift, projection, held, lottery, pull, origin, metric
+        task, tuning, guard.radius2, root, noise, lift, projection, held, lottery, pull, origin, metric, brought
     )
     engine.compile()
     return engine
@@ -266,21 +293,63 @@ def _direct_pull(task: Task, center: Array) -> Pull:
     return Pull(task.gradient - push / task.n, np.empty((0, 0)), center)
 
 
-def _whitened(task: Task, projection: Projection, root: Array, center: Array) -> tuple[Held, Pull]:
-    """The data after rows A_n L, (N, rank · D), and combinations at θ̂; for control variates residuals there; the pull in φ."""
-    slopes = jax.jit(jax.vmap(jax.jacobian(projection.combine), (None, 0)))
-    values = jax.jit(jax.vmap(projection.combine, (None, 0)))
-    n, dim, penalty = task.n, center.size, task.loss.penalty
+def _whitened(data: Tree, projection: Projection, root: Array, center: Array, varied: bool) -> Held:
+    """The data after rows A_n L, (N, rank · D), and combinations at θ̂; for control variates with the residuals there."""
+    slopes, values, residuals = _halves(projection)
+    n, dim = jax.tree.leaves(data)[0].shape[0], center.size
     rows = np.empty((n, projection.rank, dim))
     with jax.enable_x64(True):
         for block in blocks(n, projection.rank * dim):
-            rows[block] = np.asarray(slopes(center, jax.tree.map(lambda a, b=block: a[b], task.data))) @ root
-        base, reference = values(center, task.data), None
-        if task.gradient.size:
-            reference = jax.jit(jax.vmap(jax.grad(projection.outer)))(base, task.data)
-        held = Held((jnp.asarray(rows.reshape(n, -1)), base, task.data), None, reference)
+            rows[block] = np.asarray(slopes(center, jax.tree.map(lambda a, b=block: a[b], data))) @ root
+        base = values(center, data)
+        reference = residuals(base, data) if varied else None
+        return Held((jnp.asarray(rows.reshape(n, -1)), base, data), None, reference)
+
+
+@lru_cache(maxsize=32)
+def _halves(projection: Projection) -> tuple[Callable[..., Traced], Callable[..., Traced], Callable[..., Traced]]:
+    """A(o), A(o) θ + b(o), and the slope of what is computed from it, of many rows at once."""
+    return (
+        jax.jit(jax.vmap(jax.jacobian(projection.combine), (None, 0))),
+        jax.jit(jax.vmap(projection.combine, (None, 0))),
+        jax.jit(jax.vmap(jax.grad(projection.outer))),
+    )
+
+
+def _projected_pull(task: Task, root: Array, center: Array) -> Pull:
+    """The pull in φ."""
+    n, penalty = task.n, task.loss.penalty
+    with jax.enable_x64(True):
         gradient, curvature = (np.asarray(d(penalty)(center)) for d in (jax.grad, jax.hessian))
     bend = root.T @ curvature @ root / n if curvature.any() else np.empty((0, 0))
     if task.gradient.size:
-        return held, Pull(root.T @ task.gradient, bend, center)
-    return held, Pull(root.T @ gradient / n if curvature.any() else np.empty(0), bend, center)
+        return Pull(root.T @ task.gradient, bend, center)
+    return Pull(root.T @ gradient / n if curvature.any() else np.empty(0), bend, center)
+
+
+class Brought:
+    """Rows of a scan in the order in which chains draw them, as the loop reads them; always so many, for one compiled loop."""
+
+    def __init__(self, task: Task, dynamics: Dynamics, noise: Array, hold: Callable[[Tree], Held]) -> None:
+        assert task.source is not None
+        self._hold, self._tree = hold, jax.tree.structure(task.data)
+        # what is held of a row may be larger than it is: with a projection, its combinations too
+        wide = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(hold(task.data))) // len(task.leaves[0])
+        height = int(min(pool_rows(task.source.memory, 2 * wide), max(1.0, task.touched)))
+        self._leaves = [np.zeros((height, *leaf.shape[1:]), leaf.dtype) for leaf in map(np.asarray, task.leaves)]
+        self._made: Held | None = None
+        self.queue = Queue(task.source, dynamics, noise, height, task.touched, self._put)
+
+    def _put(self, places: Index, rows: Columns, _: Array) -> None:
+        for leaf, some in zip(self._leaves, rows.leaves, strict=True):
+            leaf[places] = some
+        self._made = None
+
+    @property
+    def held(self) -> Held:
+        """What the loop reads."""
+        if self._made is None:
+            with jax.enable_x64(True):
+                data = jax.tree.unflatten(self._tree, [jnp.asarray(leaf) for leaf in self._leaves])
+            self._made = self._hold(data)
+        return self._made

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from equipoise.arrays import Array, Words
 from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Recursion, Scratch, Share
 from equipoise.engines.numba.exponential import exponential
-from equipoise.engines.numba.foresight import fill, foresee
+from equipoise.engines.numba.foresight import fill, foresee, foretell
 from equipoise.engines.numba.kernel import EXACT, Fetch, Pull, fetch_rows, lift_rows, pull_diagonal, run
 from equipoise.engines.numba.table import Cells
 from equipoise.engines.random import add_normals, compiled, jit
@@ -28,7 +28,17 @@ from equipoise.engines.rules import Draw, Shake, Urn, draw_any
 from equipoise.errors import EquipoiseWarning
 from equipoise.families.family import ScalarFunction, exp
 
-__all__ = ["MOST_CONSTANTS", "bound_loop", "compile_helper", "filler", "foreseer", "kernel", "lifter", "unchecked"]
+__all__ = [
+    "MOST_CONSTANTS",
+    "bound_loop",
+    "compile_helper",
+    "filler",
+    "foreseer",
+    "foreteller",
+    "kernel",
+    "lifter",
+    "unchecked",
+]
 
 # Up to this many constants of a loss are passed by value: the compiler then knows that no store changes them and
 # takes what depends on them alone, such as a logarithm, out of the loop. Longer ones are tables.
@@ -96,7 +106,7 @@ def _lift_type() -> object:
 
 def _urn_type() -> object:
     whole, words, numbers = _TYPES.int64, _TYPES.uint64[::1], _TYPES.uint32[::1]
-    return _named(Urn, whole, whole, numbers, words, words, words, numbers)
+    return _named(Urn, whole, whole, numbers, words, words, words, numbers, whole)
 
 
 def _signature(constants: int, storage: str) -> object:
@@ -193,6 +203,17 @@ def foreseer(draw: Draw, shake: Shake) -> Callable[[Words, int, int, Urn, Words,
     signature = whole(words, whole, whole, _urn_type(), words, real, words, whole)
     made = _on_disk(_bind(cast(FunctionType, foresee), draw=draw, shake=shake), "foresee", signature)
     return cast(Callable[[Words, int, int, Urn, Words, Array, Words, int], int], made)
+
+
+@lru_cache(maxsize=8)
+def foreteller(
+    draw: Draw, shake: Shake
+) -> Callable[[Words, int, Urn, NDArray[np.uint64], Array, NDArray[np.uint64]], None]:
+    """Compile `foretell` for a way to draw and a noise, or load it."""
+    real, whole, word = _TYPES.float64[::1], _TYPES.int64, _TYPES.uint64
+    signature = _TYPES.void(word[::1], whole, _urn_type(), word[:, ::1], real, word[:, ::1])
+    made = _on_disk(_bind(cast(FunctionType, foretell), draw=draw, shake=shake), "foretell", signature)
+    return cast(Callable[[Words, int, Urn, NDArray[np.uint64], Array, NDArray[np.uint64]], None], made)
 
 
 @lru_cache(maxsize=8)

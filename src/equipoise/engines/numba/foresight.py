@@ -9,7 +9,7 @@ from equipoise.arrays import Array, Words
 from equipoise.engines.numba.kernel import draw, shake
 from equipoise.engines.rules import NOWHERE, Urn
 
-__all__ = ["fill", "foresee"]
+__all__ = ["fill", "foresee", "foretell"]
 
 
 def fill(rng: Words, step: int, urn: Urn, batches: NDArray[np.int32], sizes: NDArray[np.int32], normals: Array) -> None:
@@ -36,3 +36,15 @@ def foresee(rng: Words, step: int, steps: int, urn: Urn, batch: Words, noise: Ar
                 count += 1
         shake(rng, noise, values, noise.size)
     return count
+
+
+def foretell(
+    rng: Words, step: int, urn: Urn, batches: NDArray[np.uint64], noise: Array, words: NDArray[np.uint64]
+) -> None:
+    """What so many steps will draw, a row of `batches` for each, and the generator before each of them and at the end."""
+    values = np.zeros(noise.size)
+    for t in range(batches.shape[0]):
+        words[t] = rng
+        draw(rng, step + t, urn, batches[t])
+        shake(rng, noise, values, noise.size)
+    words[batches.shape[0]] = rng

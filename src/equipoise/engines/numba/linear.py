@@ -48,7 +48,7 @@ from equipoise.engines.numba.kernel import (
 from equipoise.engines.numba.table import SIDES, Cells, RowTable, padded, side_columns
 from equipoise.engines.numba.vector import LANES
 from equipoise.engines.random import Permutation
-from equipoise.engines.rules import DRAWINGS, IN_ORDER, Urn, noise_of, urn_for
+from equipoise.engines.rules import DRAWINGS, IN_ORDER, QUEUEINGS, Draw, Urn, noise_of, urn_for
 from equipoise.families.family import ScalarLoss, V
 from equipoise.theory.dynamics import Dynamics
 
@@ -88,6 +88,8 @@ class LinearProgram:
         The type rows are held in: float64, or float32 for half the memory. Sums are float64 either way.
     ahead
         Rows to ask memory for ahead of their use; None leaves it to `equipoise.engines.cost`. It changes no bit.
+    count
+        Of how many rows batches are drawn; None for those of the table.
     """
 
     loss: ScalarLoss
@@ -106,6 +108,7 @@ class LinearProgram:
     places: Permutation = field(default_factory=lambda: IN_ORDER)
     storage: str = "float64"
     ahead: int | None = None
+    count: int | None = None
     table: RowTable = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -128,6 +131,7 @@ def advance(
     lift: Lift = _AS_THEY_ARE,
     threads: int = 1,
     pool: Executor | None = None,
+    queue: int | None = None,
 ) -> Advance:
     """Run `steps` steps in place and store every `thin`-th iterate; no bit depends on how a run is split.
 
@@ -141,6 +145,8 @@ def advance(
         What draws are stored as: the map made by `lifting`, or nothing for φ itself.
     threads, pool
         How many threads share a step on a large batch, and where all but this one are; no bit depends on it.
+    queue
+        Of a table with rows in the order in which they are drawn, where the batch of step 0 would lie.
 
     Returns
     -------
@@ -158,8 +164,10 @@ def advance(
     if out.size > len(out) and out.strides[1] != out.itemsize:
         raise ValueError("the rows of out must be contiguous")
     chain = _chain(state, program.table.dim)
-    urn = urn_for(program.dynamics, len(program.table.cells), state, program.lottery, program.places)
-    scratch, parts, call = _scratch(program), parts_of(program.dynamics.batch_size), _caller(program, chain, urn, lift)
+    count, dynamics = program.count or len(program.table.cells), program.dynamics
+    urn = urn_for(dynamics, count, state, program.lottery, program.places, queue or 0)
+    draw = DRAWINGS[dynamics.rule].draw if queue is None else QUEUEINGS[dynamics.rule].draw
+    scratch, parts, call = _scratch(program), parts_of(dynamics.batch_size), _caller(program, chain, urn, lift, draw)
     every = NEVER if thin is None else thin
     written, finite, end = 0, True, state.step + steps
     while finite and state.step < end:
@@ -185,7 +193,7 @@ class _Call(Protocol):
         ...
 
 
-def _caller(program: LinearProgram, chain: Chain, urn: Urn, lift: Lift) -> _Call:
+def _caller(program: LinearProgram, chain: Chain, urn: Urn, lift: Lift, draw: Draw) -> _Call:
     """What does not change from one call of the loop to the next, in its place."""
     table, loss, dynamics = program.table, program.loss, program.dynamics
     dim, width = table.dim, padded(table.dim)
@@ -199,7 +207,7 @@ def _caller(program: LinearProgram, chain: Chain, urn: Urn, lift: Lift) -> _Call
     guard = Ellipsoid(float(program.guard_radius2), metric, float(program.guard_bound))
     ahead = rows_ahead(len(table.cells), table.cells.strides[0]) if program.ahead is None else program.ahead
     count, storage = min(len(loss.p), MOST_CONSTANTS + 1), str(table.cells.dtype)
-    draw, shake = DRAWINGS[dynamics.rule].draw, noise_of(program.noise).shake
+    shake = noise_of(program.noise).shake
     fetch, pull = fetch_rows if ahead > 0 else fetch_nothing, pull_dense if dense else pull_diagonal
     loop = checked = kernel(loss.name, loss.d1, count, storage, draw, shake, fetch, pull)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Index
 from equipoise.engines.numba.vector import LANES
 from equipoise.families.family import ScalarLoss
 from equipoise.theory.dynamics import ControlVariate, Gradient, Plain
@@ -73,8 +73,7 @@ class RowTable:
     def blank(count: int, dim: int, storage: str = "float64") -> RowTable:
         """A table whose rows and sides the caller fills in; memory that is not written is not used."""
         kind, width = np.dtype(storage), padded(dim)
-        used = width * kind.itemsize
-        stride = -(-(used + _SIDES * 8) // _LINE) * _LINE
+        used, stride = width * kind.itemsize, RowTable.stride(dim, storage)
         # empty, not zeros: NumPy asks for huge pages for it, without which a random row costs a walk of the page table
         buffer = np.empty(count * stride + _LINE, dtype=np.uint8)
         first = -buffer.ctypes.data % _LINE
@@ -83,13 +82,18 @@ class RowTable:
         return RowTable(cells, sides, dim)
 
     @staticmethod
+    def stride(dim: int, storage: str = "float64") -> int:
+        """Bytes of a row with its sides, in whole cache lines."""
+        return -(-(padded(dim) * np.dtype(storage).itemsize + _SIDES * 8) // _LINE) * _LINE
+
+    @staticmethod
     def filled(rows: Cells, storage: str = "float64") -> RowTable:
         """A table with a copy of the rows; the sides are left to the caller."""
         table = RowTable.blank(rows.shape[0], rows.shape[1], storage)
         table.put(slice(None), rows)
         return table
 
-    def put(self, here: slice, rows: Cells) -> None:
+    def put(self, here: slice | Index, rows: Cells) -> None:
         """Write rows, and what they are padded with."""
         self.cells[here, : self.dim] = rows
         self.cells[here, self.dim :] = 0.0

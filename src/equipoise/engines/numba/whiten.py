@@ -8,7 +8,7 @@ from concurrent.futures import Executor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 from scipy.linalg import cholesky, eigh, solve, solve_triangular
@@ -16,6 +16,7 @@ from scipy.linalg import cholesky, eigh, solve, solve_triangular
 from equipoise.arrays import Array, Index
 from equipoise.checks import one_of
 from equipoise.data.arrays import Rows
+from equipoise.data.scanned import Scan
 from equipoise.data.source import Source
 from equipoise.engines.cost import threads_per_chain
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
@@ -23,7 +24,8 @@ from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.compiling import foreseer
 from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
 from equipoise.engines.numba.table import SIDES, RowTable
-from equipoise.engines.rules import DRAWINGS, IN_ORDER, NOWHERE, coordinates, noise_of, urn_for
+from equipoise.engines.queue import Queue, pool_rows, queued, require_queue
+from equipoise.engines.rules import DRAWINGS, IN_ORDER, NOWHERE, QUEUEINGS, coordinates, noise_of, urn_for
 from equipoise.errors import InvalidInput
 from equipoise.families.family import ScalarLoss
 from equipoise.linalg import blocks, in_fixed_order
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from equipoise.theory.dynamics import Gradient
     from equipoise.theory.tuning import Tuning
 
-__all__ = ["LinearCoupling", "LinearEngine", "Regression", "linear_coupling", "linear_engine"]
+__all__ = ["LinearCoupling", "LinearEngine", "Regression", "RowWeight", "linear_coupling", "linear_engine"]
 
 # Part of every engine's identity: a change that alters bits gets a new one.
 _VERSION = "numba 4"
@@ -44,6 +46,19 @@ _PRODUCT, _MULTIPLE = 1 << 15, 64
 _LARGE, _SHARE = 1 << 20, 0.5
 # Rows that are taken from the data at once.
 _BROUGHT = 4096
+
+
+class RowWeight(Protocol):
+    """What rows are drawn in proportion to; it travels to where they are."""
+
+    @property
+    def numbers(self) -> Array:
+        """All that it depends on."""
+        ...
+
+    def __call__(self, rows: Rows) -> Array:
+        """Of each row."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -62,6 +77,8 @@ class Regression:
         ∇L at the point chains move around, for control variates; empty where they are not used.
     emphasis
         1/(N p_n) of every observation when rows are drawn by leverage, up to a common factor; empty when they are not.
+    weight
+        What those of a scan are drawn in proportion to: a function of rows, instead.
     """
 
     loss: ScalarLoss
@@ -71,12 +88,14 @@ class Regression:
     n: int
     gradient: Array = field(default_factory=lambda: np.empty(0))
     emphasis: Array = field(default_factory=lambda: np.empty(0))
+    weight: RowWeight | None = None
 
     @property
     def identity(self) -> str:
         """A digest of all of it."""
         digest = hashlib.blake2b(f"{_VERSION} {self.loss.name} {self.n}".encode(), digest_size=16)
-        for array in (self.loss.constants, self.precision, self.mean, self.emphasis):
+        drawn = self.emphasis if self.weight is None else self.weight.numbers
+        for array in (self.loss.constants, self.precision, self.mean, drawn):
             digest.update(np.ascontiguousarray(array).data)
         digest.update(self.source.fingerprint().encode())
         return digest.hexdigest()
@@ -91,6 +110,7 @@ class LinearEngine:
     root: Array
     center: Array
     supply: Supply | None = None
+    queue: Queue | None = None
 
     def start(self, theta: Array, seed: np.random.SeedSequence) -> ChainState:
         """A chain at θ, at rest."""
@@ -111,10 +131,12 @@ class LinearEngine:
         lift = lifting(self.root, self.center)
         shared = threads_per_chain(self.program.dynamics.batch_size, threads, len(states))
 
-        def chain(state: ChainState, out: Array) -> Advance:
-            return advance(self.program, state, steps, thin, out, lift, shared, pool)
+        def chain(state: ChainState, out: Array, count: int = steps, queue: int | None = None) -> Advance:
+            return advance(self.program, state, count, thin, out, lift, shared, pool, queue)
 
-        return list(pool.map(chain, states, outs))
+        if self.queue is None:
+            return list(pool.map(chain, states, outs))
+        return queued(self.queue, chain, states, steps, outs, pool)
 
     @cached_property
     def identity(self) -> str:
@@ -186,14 +208,19 @@ def linear_engine(
     elif free:
         curvature, U = eigh(curvature)
         root, curvature = np.ascontiguousarray(root @ U), np.maximum(curvature, 0.0)
-    lottery = Lottery.of(regression.emphasis) if dynamics.rule.weighted else UNIFORM
-    whitener = Whitener.of(regression, root, tuning, lottery, storage)
-    table, supply, places = whitener.table, None, IN_ORDER
-    if _few(regression.source, touched):
-        supply = Supply(whitener, cast(Rows, regression.source))
+    source, supply, queue, places = regression.source, None, None, IN_ORDER
+    lottery = Lottery.of(regression.emphasis) if regression.emphasis.size else UNIFORM
+    stored = isinstance(source, Scan) and not _held(source, tuning, storage, touched)
+    height = _waiting(cast("Scan[Rows]", source), tuning, storage, touched) if stored else source.n
+    whitener = Whitener.of(regression, root, tuning, lottery, storage, height)
+    table = whitener.table
+    if stored:
+        queue = Queue(cast("Scan[Rows]", source), dynamics, noise, height, touched, whitener.put, regression.weight)
+    elif _few(source, touched):
+        supply = Supply(whitener, cast(Rows, source))
         places = supply.places
     else:
-        whitener.put_all(regression.source)
+        whitener.put_all(source)
     # with control variates what all rows together pull by; else the prior alone, the rows being part of a batch
     pull = n * regression.gradient if regression.gradient.size else regression.precision @ (center - regression.mean)
     half = solve_triangular(cholesky(guard.cov, lower=True), root, lower=True)
@@ -218,16 +245,36 @@ def linear_engine(
             guard_bound=float(np.linalg.eigvalsh(metric)[-1]),
             storage=storage,
             ahead=ahead,
+            count=source.n,
         ),
         root,
         center,
         supply,
+        queue,
     )
 
 
 def linear_coupling(regression: Regression, tuning: Tuning, guard: Guard) -> LinearCoupling:
     """The engine beside its quadratic proxy."""
     return LinearCoupling(linear_engine(regression, tuning, guard))
+
+
+def _held(source: Scan[Rows], tuning: Tuning, storage: str, touched: float) -> bool:
+    """Whether the rows of a scan are read once for all: where they fit, and most of them are touched."""
+    size = source.n * RowTable.stride(tuning.dim, storage)
+    rule = tuning.dynamics.rule
+    if rule in QUEUEINGS and (rule.weighted or touched < _SHARE * source.n):
+        return False
+    if size <= source.memory:
+        return True
+    require_queue(tuning.dynamics, size, source.memory)
+    return False
+
+
+def _waiting(source: Scan[Rows], tuning: Tuning, storage: str, touched: float) -> int:
+    """How many rows of a scan wait for their step."""
+    most = pool_rows(source.memory, RowTable.stride(tuning.dim, storage))
+    return int(min(most, max(touched, 1.0)))
 
 
 def _few(source: Source[Rows], touched: float) -> bool:
@@ -256,9 +303,8 @@ class Whitener:
     room: Array
 
     @staticmethod
-    def of(regression: Regression, root: Array, tuning: Tuning, lottery: Lottery, storage: str) -> Whitener:
-        """With a table for every observation, still to be written."""
-        count = regression.source.n
+    def of(regression: Regression, root: Array, tuning: Tuning, lottery: Lottery, storage: str, count: int) -> Whitener:
+        """With a table for so many observations, still to be written."""
         if count >= _MOST:
             raise InvalidInput(
                 "data", "fewer than 2³² observations to sample from", f"{count:,}",
@@ -270,8 +316,8 @@ class Whitener:
         room = np.zeros((2, height, len(center)))
         return Whitener(regression.loss, estimator, root, center, lottery.weights, table, room)
 
-    def put(self, start: int, rows: Rows, index: Index | slice) -> None:
-        """Write rows to the places from `start` on; `index` says which observations they are."""
+    def put(self, where: slice | Index, rows: Rows, emphasis: Array) -> None:
+        """Write rows to their places; `emphasis` is 1/(N p_n) of each, or empty."""
         (block, product), base = self.room, np.empty(rows.height)
         size = len(block)
         for first in range(0, rows.height, size):
@@ -282,18 +328,19 @@ class Whitener:
                 x = block
             np.matmul(x, self.root, out=product)
             base[here] = (x @ self.center)[:count]
-            self.table.put(slice(start + first, start + here.stop), product[:count])
+            places = slice(where.start + first, where.start + here.stop) if isinstance(where, slice) else where[here]
+            self.table.put(places, product[:count])
         base = base if rows.offset is None else base + rows.offset
         weights = np.ones(rows.height) if rows.weights is None else rows.weights
-        weights = weights * self.emphasis[index] if self.emphasis.size else weights
-        made = SIDES[self.estimator](self.loss, base, rows.y, weights)
-        self.table.sides[start : start + rows.height] = made
+        weights = weights * emphasis if emphasis.size else weights
+        self.table.sides[where] = SIDES[self.estimator](self.loss, base, rows.y, weights)
 
     def put_all(self, source: Source[Rows]) -> None:
         """Write every observation in its own place."""
         start = 0
         for rows in _expanded(source):
-            self.put(start, rows, slice(start, start + rows.height))
+            here = slice(start, start + rows.height)
+            self.put(here, rows, self.emphasis[here])
             start += rows.height
 
 
@@ -321,7 +368,9 @@ class Supply:
             self._count = int(foresee(state.rng, *now, urn, batch, noise, self._placed, self._count))
         for first in range(before, self._count, _BROUGHT):
             index = self._placed[first : min(first + _BROUGHT, self._count)].astype(np.intp)
-            self.whitener.put(first, self.source.take(index), index)
+            emphasis = self.whitener.emphasis
+            here = slice(first, first + index.size)
+            self.whitener.put(here, self.source.take(index), emphasis[index] if emphasis.size else emphasis)
 
 
 def _expanded(source: Source[Rows]) -> Iterator[Rows]:

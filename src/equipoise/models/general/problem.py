@@ -19,8 +19,11 @@ from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import whole
 from equipoise.data.observations import Columns
+from equipoise.data.scanned import Scan
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
+from equipoise.engines.queue import require_queue
+from equipoise.engines.rules import QUEUEINGS
 from equipoise.errors import InvalidInput
 from equipoise.linalg import FLAT, Sums, curvature_axes, symmetric
 from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature
@@ -36,6 +39,12 @@ if TYPE_CHECKING:
     from equipoise.theory.tuning import Tuning
 
 __all__ = ["GeneralProblem", "Padded"]
+
+_SOME = 1000  # rows that stand for all where a loss is looked at
+_SHARE, _COPIES = (
+    0.5,
+    4,
+)  # rows are read once for all if more than this share is touched; and times their size that takes
 
 
 class Padded(NamedTuple):
@@ -244,10 +253,10 @@ class GeneralProblem(Card):
         """The compiled loop over the user's loss."""
         from equipoise.engines.jax.autodiff import Task, autodiff_engine
 
-        del touched  # the loop reads the data themselves
         if storage != "float64":
             raise InvalidInput("storage", "float64 for a loss of your own", repr(storage), "leave it out")
-        parts = [part.leaves for part in self.source.blocks()]
+        away = self.source if isinstance(self.source, Scan) and not _held(self.source, tuning, touched) else None
+        parts = [part.leaves for part in (self.source.blocks() if away is None else [away.take(slice(0, _SOME))])]
         with jax.enable_x64(True):
             joined = [jnp.asarray(np.concatenate(column)) for column in zip(*parts, strict=True)]
             data = jax.tree.unflatten(self.tree, joined)
@@ -262,6 +271,8 @@ class GeneralProblem(Card):
             self.source.fingerprint(),
             self.derivatives(center, 1).gradient if tuning.dynamics.gradient == "control-variate" else nothing,
             emphasis(leverages, float(leverages.mean())) if leverages.size else nothing,
+            away,
+            touched,
         )
         return autodiff_engine(task, tuning, guard)
 
@@ -294,6 +305,21 @@ class GeneralProblem(Card):
         with jax.enable_x64(True):
             # a tangent per parameter through what lies between parameters and loss, and that is narrower than they are
             return symmetric(self.reduce(bend, int(theta.size**1.5)).hessian) / self.source.n
+
+
+def _held(source: Scan[Columns], tuning: Tuning, touched: float) -> bool:
+    """Whether the rows of a scan are read once for all: where they fit, and most of them are touched."""
+    rule, fits = tuning.dynamics.rule, _COPIES * source.size <= source.memory
+    if rule in QUEUEINGS and not rule.weighted and (touched < _SHARE * source.n or not fits):
+        return False
+    if not fits and rule.weighted:
+        raise InvalidInput(
+            "batches", "'independent' for a loss of your own on rows that do not fit into memory", "'leverage'",
+            "leave it out, or pass a larger memory= to eq.data.scan",
+        )  # fmt: skip
+    if not fits:
+        require_queue(tuning.dynamics, _COPIES * source.size, source.memory)
+    return True
 
 
 def _only_glm(why: str) -> InvalidInput:

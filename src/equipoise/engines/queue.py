@@ -1,0 +1,177 @@
+"""Rows in the order in which chains draw them, for data that are read from files: some steps of all chains at a time.
+
+What a step draws does not depend on where a chain is. So the numbers of the rows of steps to come are drawn ahead, one pass
+over the files brings those rows, and the chains consume them in order: they are the chains that they would be in memory, to
+the bit. For rows drawn by leverage a 64-bit word takes the place of the number: the share of all weight before the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.arrays import Array, Index
+from equipoise.data.reading import Weighed
+from equipoise.data.scanned import Scan
+from equipoise.engines.engine import Advance, ChainState
+from equipoise.engines.numba.compiling import foreteller
+from equipoise.engines.rules import QUEUEINGS, noise_of, urn_for
+from equipoise.errors import InvalidInput
+from equipoise.theory.dynamics import Dynamics
+
+__all__ = ["Queue", "Turn", "pool_rows", "pools_needed", "queued", "require_queue"]
+
+# Of `memory`, what rows that wait for their step may take; the rest is for reading them.
+_SHARE = 2
+# Bytes for each of them besides: its number, and where it goes.
+_BESIDE = 48
+
+
+def pool_rows(memory: int, row_bytes: int) -> int:
+    """How many rows may wait at a time."""
+    return memory // (_SHARE * (row_bytes + _BESIDE))
+
+
+def pools_needed(rows: float, memory: int, row_bytes: int) -> float:
+    """How many times the data are read for so many rows of all chains."""
+    return float(np.ceil(rows / max(1, pool_rows(memory, row_bytes))))
+
+
+def require_queue(dynamics: Dynamics, size: int, memory: int) -> None:
+    """Refuse a rule that needs all rows at hand, where they do not fit.
+
+    Raises
+    ------
+    InvalidInput
+        Saying how much memory it takes.
+    """
+    if dynamics.rule not in QUEUEINGS:
+        rule = "batches='epochs'" if dynamics.batches == "epochs" else "replacement=False"
+        raise InvalidInput(
+            rule, f"left out for rows that do not fit into memory, {memory / 1e9:.3g} GB: it draws from all of them",
+            f"{size / 1e9:.3g} GB of rows", "leave it out, or pass a larger memory= to eq.data.scan",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How many steps all chains can take, and where in the table the batch of each one's step 0 would lie."""
+
+    steps: int
+    queues: tuple[int, ...]
+
+
+class Queue:
+    """What chains will draw, brought from a scan when they need it.
+
+    Parameters
+    ----------
+    source, dynamics, noise
+        The rows, how they are drawn, and the scales of the injected noise, whose generator is the same.
+    capacity
+        How many rows may wait.
+    touched
+        How many rows all chains will draw in all, as far as it is known.
+    put
+        Called with places in the table, the rows that go there, and 1/(N p_n) of each (nothing for rows drawn alike).
+    weight
+        For a rule that draws by weight: what probabilities are proportional to.
+    """
+
+    def __init__(
+        self,
+        source: Scan[Any],
+        dynamics: Dynamics,
+        noise: Array,
+        capacity: int,
+        touched: float,
+        put: Callable[[Index, Any, Array], None],
+        weight: Callable[[Any], Array] | None = None,
+    ) -> None:
+        self._source, self._dynamics, self._noise = source, dynamics, noise
+        self._capacity, self._touched, self._put = capacity, touched, put
+        self._weight, self._weighed = weight, None
+        self._first, self._words = 0, np.empty((0, 1, 4), np.uint64)
+
+    _weighed: Weighed[Any] | None
+
+    def turn(self, states: Sequence[ChainState], steps: int) -> Turn:
+        """Have in place the rows of the next steps of these chains, all at the same step; some of them at least."""
+        slots = self._slots(states)
+        if slots is None:
+            self._fill(states, steps)
+            slots = tuple(range(len(states)))
+        size, length = self._dynamics.batch_size, self._words.shape[1] - 1
+        left = self._first + length - states[0].step
+        return Turn(min(steps, left), tuple((slot * length - self._first) * size for slot in slots))
+
+    def _slots(self, states: Sequence[ChainState]) -> tuple[int, ...] | None:
+        """Whose rows wait for each chain: told by its generator. None where there are none."""
+        at = states[0].step - self._first
+        if not 0 <= at < self._words.shape[1] - 1:
+            return None
+        same = [(self._words[:, at] == state.rng).all(axis=1) for state in states]
+        return tuple(int(found.argmax()) for found in same) if all(found.any() for found in same) else None
+
+    def _fill(self, states: Sequence[ChainState], steps: int) -> None:
+        size, chains, first = self._dynamics.batch_size, len(states), states[0].step
+        most = self._capacity // (size * chains)
+        if most < 1:
+            raise InvalidInput(
+                "batch_size", "such that a batch of every chain fits into memory", f"{chains} x {size:,} rows",
+                f"use a smaller one or fewer chains, or pass memory='{2 * self._need(chains * size) / 1e9:.2g}GB' to "
+                "eq.data.scan",
+            )  # fmt: skip
+        total = self._touched / (size * chains)
+        wanted = max(steps, int(total) - first if np.isfinite(total) else most)
+        length = min(most, wanted)
+        drawn = np.empty((chains, length, size), np.uint64)
+        self._words, self._first = np.empty((chains, length + 1, 4), np.uint64), first
+        tell = foreteller(QUEUEINGS[self._dynamics.rule].foretell, noise_of(self._noise).shake)
+        for state, batches, words in zip(map(deepcopy, states), drawn, self._words, strict=True):
+            urn = urn_for(self._dynamics, self._source.n, state)
+            tell(state.rng, int(state.step), urn, batches, np.array(self._noise), words)
+        self._bring(drawn.ravel())
+
+    def _bring(self, drawn: NDArray[np.uint64]) -> None:
+        """One pass that puts every row in its place."""
+        if self._weight is None:
+            for places, rows in self._source.fetch(drawn.astype(np.int64)):
+                self._put(places, rows, np.empty(0))
+            return
+        if self._weighed is None:
+            self._weighed = self._source.weighed(self._weight)
+        mean = sum(self._weighed.totals) / self._source.n
+        shares = (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        for places, rows in self._source.fetch(shares, self._weighed):
+            self._put(places, rows, mean / self._weight(rows))
+
+    def _need(self, rows: int) -> float:
+        return float(rows) * self._source.memory / max(1, self._capacity)
+
+
+def queued(
+    queue: Queue,
+    chain: Callable[[ChainState, Array, int, int], Advance],
+    states: Sequence[ChainState],
+    steps: int,
+    outs: Sequence[Array],
+    pool: Executor,
+) -> list[Advance]:
+    """Run chains on rows that are brought for them; those that diverge are left where they are."""
+    done = [Advance(0, diverged=False)] * len(states)
+    last = states[0].step + steps
+    while live := [c for c, a in enumerate(done) if not a.diverged and states[c].step < last]:
+        turn = queue.turn([states[c] for c in live], last - states[live[0]].step)
+        rooms = [outs[c][done[c].written :] for c in live]
+        counts = [turn.steps] * len(live)
+        found = pool.map(chain, [states[c] for c in live], rooms, counts, turn.queues)
+        for c, made in zip(live, found, strict=True):
+            done[c] = Advance(done[c].written + made.written, made.diverged)
+    return done
