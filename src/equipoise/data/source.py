@@ -25,7 +25,17 @@ from equipoise.linalg import Sums, fixed_order, tree_sum
 if TYPE_CHECKING:
     from equipoise.data.table import Design
 
-__all__ = ["Executor", "Source", "chosen_rows", "digest_of", "drawn_rows", "drawn_shares", "in_order", "ordered_reduce"]
+__all__ = [
+    "Executor",
+    "Source",
+    "chosen_rows",
+    "cores",
+    "digest_of",
+    "drawn_rows",
+    "drawn_shares",
+    "in_order",
+    "ordered_reduce",
+]
 
 Block = TypeVar("Block")
 Result = TypeVar("Result")
@@ -112,7 +122,7 @@ def ordered_reduce(parts: Sequence[Block], f: Callable[[Block], Sums], threads: 
     threads
         How many; by default one for every core that this process may use.
     """
-    workers = threads or _cores()
+    workers = threads or cores()
     with fixed_order():
         if len(parts) < _WORTH_THREADS or workers == 1:
             return tree_sum(map(f, parts))
@@ -123,7 +133,7 @@ def ordered_reduce(parts: Sequence[Block], f: Callable[[Block], Sums], threads: 
             return tree_sum(in_order(pool, branches, lambda branch: tree_sum(map(f, branch)), len(branches)))
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may use: of a process bound to one, threads would only be in each other's way."""
     bound = getattr(os, "sched_getaffinity", None)
     return len(bound(0)) if bound else os.cpu_count() or 1

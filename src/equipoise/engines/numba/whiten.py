@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from equipoise.arrays import Array, Index
 from equipoise.checks import one_of
 from equipoise.data.arrays import Rows
 from equipoise.data.scanned import Scan
-from equipoise.data.source import Source
+from equipoise.data.source import Source, cores
 from equipoise.engines.cost import threads_per_chain
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
 from equipoise.engines.lottery import UNIFORM, Lottery
@@ -366,11 +366,22 @@ class Supply:
             urn = urn_for(dynamics, self.source.n, state, program.lottery, self.places)
             now = int(state.step), int(steps)
             self._count = int(foresee(state.rng, *now, urn, batch, noise, self._placed, self._count))
-        for first in range(before, self._count, _BROUGHT):
+        starts = range(before, self._count, _BROUGHT)
+        workers = min(cores(), len(starts))
+        if workers < 2:
+            self._put(self.whitener, starts)
+        else:
+            own = [replace(self.whitener, room=np.zeros_like(self.whitener.room)) for _ in range(workers)]
+            with ThreadPoolExecutor(workers) as pool:
+                list(pool.map(self._put, own, (starts[k::workers] for k in range(workers))))
+
+    def _put(self, whitener: Whitener, starts: Iterable[int]) -> None:
+        """Whiten the rows at the places from each of `starts` on."""
+        emphasis = whitener.emphasis
+        for first in starts:
             index = self._placed[first : min(first + _BROUGHT, self._count)].astype(np.intp)
-            emphasis = self.whitener.emphasis
             here = slice(first, first + index.size)
-            self.whitener.put(here, self.source.take(index), emphasis[index] if emphasis.size else emphasis)
+            whitener.put(here, self.source.take(index), emphasis[index] if emphasis.size else emphasis)
 
 
 def _expanded(source: Source[Rows]) -> Iterator[Rows]:
