@@ -16,7 +16,7 @@ from benchmarks.suite.measure import Settings, guarded, interleave, say
 from benchmarks.suite.peers import require
 from benchmarks.suite.workloads import WORKLOADS, Array, Prepared, Workload, make_data, prepare, smaller
 
-__all__ = ["against_bootstrap", "against_nuts", "compiled_nuts", "effective_draws", "per_data_pass"]
+__all__ = ["against_bootstrap", "against_nuts", "compiled_nuts", "effective_draws", "per_data_pass", "usual_nuts"]
 
 
 # Warm-up and draws of NUTS.
@@ -143,6 +143,37 @@ def _our_rate(prepared: Prepared, settings: Settings) -> dict[str, Any]:
 def _nuts_rate(prepared: Prepared, settings: Settings) -> dict[str, Any]:
     """NUTS after its warm-up and after it is compiled."""
     return _ess_rates(compiled_nuts(prepared, settings), 1 if settings.smoke else 3)
+
+
+def usual_nuts(prepared: Prepared, settings: Settings) -> Callable[[int], Array]:
+    """NUTS as its users run it: a NumPyro model, `MCMC.warmup`, then `MCMC.run`, which is compiled from the second call on."""
+    require("numpyro")
+    import jax
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+    from numpyro.infer import MCMC, NUTS
+
+    family = prepared.workload.family
+
+    def model(x: Any, y: Any) -> None:
+        theta = numpyro.sample("theta", dist.Normal(0.0, 10.0).expand([x.shape[1]]).to_event(1))
+        with numpyro.plate("rows", x.shape[0]):
+            eta = x @ theta
+            law = dist.Normal(eta, 1.0) if family == "gaussian" else dist.Poisson(jnp.exp(eta))
+            numpyro.sample("y", law, obs=y)
+
+    warm, draws = _NUTS_SMOKE if settings.smoke else _NUTS
+    rows = jnp.asarray(prepared.x), jnp.asarray(prepared.y)
+    chain = MCMC(NUTS(model), num_warmup=warm, num_samples=draws, progress_bar=False)
+    chain.warmup(jax.random.PRNGKey(0), *rows)
+
+    def job(seed: int) -> Array:
+        chain.run(jax.random.PRNGKey(seed), *rows)
+        chain.post_warmup_state = chain.last_state
+        return np.asarray(chain.get_samples()["theta"], dtype=np.float64)[None]
+
+    return job
 
 
 def compiled_nuts(prepared: Prepared, settings: Settings) -> Callable[[int], Array]:

@@ -11,7 +11,7 @@ import numpy as np
 
 import equipoise as eq
 from benchmarks.suite.contenders import Run, engine_run, jax_engine, numba_engine
-from benchmarks.suite.effective import compiled_nuts, effective_draws
+from benchmarks.suite.effective import compiled_nuts, effective_draws, usual_nuts
 from benchmarks.suite.measure import Settings, guarded, interleave, say, timed
 from benchmarks.suite.peers import require
 from benchmarks.suite.throughput import rate_of
@@ -64,7 +64,8 @@ def _rates(prepared: Prepared, settings: Settings) -> dict[str, Any]:
     }
     makers["independent Gaussian draws"] = lambda: _gaussian(prepared, settings)
     if prepared.workload.name in (_PEERS_SMOKE if settings.smoke else _PEERS):
-        makers["NumPyro NUTS"] = lambda: _Sampler(compiled_nuts(prepared, settings), 0.0, {})
+        makers["NumPyro NUTS"] = lambda: _Sampler(usual_nuts(prepared, settings), 0.0, {})
+        makers["NumPyro NUTS in one compiled scan"] = lambda: _Sampler(compiled_nuts(prepared, settings), 0.0, {})
     samplers: dict[str, _Sampler] = {}
     found = {name: guarded(lambda n=name, m=make: _ready(samplers, n, m)) for name, make in makers.items()}  # type: ignore[misc]
     seconds: dict[str, list[float]] = {name: [] for name in samplers}
