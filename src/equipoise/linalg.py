@@ -6,8 +6,10 @@ one thread (`fixed_order`), and parallelism comes from blocks of rows, whose sum
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, wraps
 from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, cast
@@ -25,6 +27,8 @@ __all__ = [
     "Sums",
     "blocks",
     "by_columns",
+    "congruent",
+    "cores",
     "curvature_axes",
     "fixed_order",
     "in_fixed_order",
@@ -44,6 +48,8 @@ Sums = TypeVar("Sums", bound=tuple[object, ...])
 # many columns is slow, so that blocks of wide rows may grow to 16 MB.
 _BLOCK_ELEMENTS = 1 << 18
 _LARGEST_BLOCK = 1 << 21
+# Rows of a strip of a product, and rows from which it is made in strips.
+_STRIP, _STRIPS = 128, 512
 
 # Eigenvalue of a Hessian scaled to unit diagonal, below which a direction counts as flat.
 FLAT = 1e-9
@@ -52,6 +58,27 @@ FLAT = 1e-9
 def symmetric(a: Array) -> Array:
     """The symmetric part of a square matrix."""
     return 0.5 * (a + a.T)
+
+
+def congruent(A: Array, S: Array) -> Array:
+    """A S Aᵀ, for many rows on all cores: in strips of a fixed height, so that no bit depends on how many there are."""
+    if len(A) < _STRIPS:
+        return A @ S @ A.T
+    made = np.empty((len(A), len(A)))
+
+    def strip(first: int) -> None:
+        here = slice(first, first + _STRIP)
+        np.matmul(A[here] @ S, A.T, out=made[here])
+
+    with fixed_order(), ThreadPoolExecutor(cores()) as pool:
+        list(pool.map(strip, range(0, len(A), _STRIP)))
+    return made
+
+
+def cores() -> int:
+    """Cores that this process may use: of a process bound to one, threads would only be in each other's way."""
+    bound = getattr(os, "sched_getaffinity", None)
+    return len(bound(0)) if bound else os.cpu_count() or 1
 
 
 def curvature_axes(H: Array) -> tuple[Array, Array]:
@@ -93,26 +120,38 @@ _ROOM = _Room()
 
 
 def weighted_gram(x: Array, weight: Array) -> Array:
-    """Σ weight_n x_n x_nᵀ; with non-negative weights NumPy sees a matrix times its own transpose, at half the cost."""
+    """Σ weight_n x_n x_nᵀ, at half the cost of a product: NumPy sees a matrix times its own transpose.
+
+    Rows of negative weight are summed apart.
+    """
     room = _ROOM.like(x)
-    if weight.min() < 0.0:
+    below = weight < 0.0
+    if not below.any():
+        half = np.multiply(x, np.sqrt(weight)[:, None], out=room)
+        return half.T @ half
+    if by_columns(x):
         return np.multiply(x, weight[:, None], out=room).T @ x
-    half = np.multiply(x, np.sqrt(weight)[:, None], out=room)
-    return half.T @ half
+    count = int(np.count_nonzero(below))
+    under, over = room[:count], room[count:]
+    for part, rows in ((under, below), (over, ~below)):
+        np.compress(rows, x, axis=0, out=part)
+        part *= np.sqrt(np.abs(weight[rows]))[:, None]
+    return over.T @ over - under.T @ under
 
 
 def quadratic_forms(x: Array, S: Array, root: Array | None) -> Array:
-    """x_nᵀ S x_n for every row; at half the cost, ‖Lᵀ x_n‖², when a lower triangular root S = L Lᵀ is read in its place."""
+    """x_nᵀ S x_n for every row of a symmetric S, at half the cost of a product.
+
+    With a lower triangular root S = L Lᵀ, which is read in its place, ‖Lᵀ x_n‖², else 2 x_nᵀ L x_n, L the lower half of S.
+    """
     room = _ROOM.like(x)
-    if root is None:
-        np.matmul(x, S, out=room)
-        return np.linalg.vecdot(room, x)
+    lower = np.tril(S, -1) + np.diag(0.5 * np.diag(S)) if root is None else root
     room[:] = x
     if by_columns(x):
-        dtrmm(1.0, root, room, side=1, lower=1, overwrite_b=1)
+        dtrmm(1.0, lower, room, side=1, lower=1, overwrite_b=1)
     else:
-        dtrmm(1.0, root, room.T, trans_a=1, lower=1, overwrite_b=1)
-    return np.linalg.vecdot(room, room)
+        dtrmm(1.0, lower, room.T, trans_a=1, lower=1, overwrite_b=1)
+    return 2.0 * np.linalg.vecdot(room, x) if root is None else np.linalg.vecdot(room, room)
 
 
 def times_lower(x: Array, root: Array) -> Array:

@@ -7,7 +7,6 @@ and draws samples. Nothing else touches whole arrays, so that rows in memory, in
 from __future__ import annotations
 
 import hashlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from equipoise.arrays import Array, Index
 from equipoise.checks import whole
 from equipoise.errors import InvalidInput
-from equipoise.linalg import Sums, fixed_order, tree_sum
+from equipoise.linalg import Sums, cores, fixed_order, tree_sum
 
 if TYPE_CHECKING:
     from equipoise.data.table import Design
@@ -131,12 +130,6 @@ def ordered_reduce(parts: Sequence[Block], f: Callable[[Block], Sums], threads: 
         branches = [parts[start : start + run] for start in range(0, len(parts), run)]
         with ThreadPoolExecutor(workers) as pool:
             return tree_sum(in_order(pool, branches, lambda branch: tree_sum(map(f, branch)), len(branches)))
-
-
-def cores() -> int:
-    """Cores that this process may use: of a process bound to one, threads would only be in each other's way."""
-    bound = getattr(os, "sched_getaffinity", None)
-    return len(bound(0)) if bound else os.cpu_count() or 1
 
 
 class Executor(Protocol):

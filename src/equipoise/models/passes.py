@@ -236,9 +236,10 @@ class CurvaturePass:
 
     @staticmethod
     def at(model: GLM, theta: Array, S: Array, leverage: Leveraging | None = None) -> CurvaturePass:
-        """The pass for S; a Cholesky root, where there is one, halves its cost."""
+        """The pass for S; with a Cholesky root, where there is one, no form is negative by rounding."""
+        S = symmetric(S)
         try:
-            root = np.linalg.cholesky(symmetric(S)).astype(np.float64)
+            root = np.linalg.cholesky(S).astype(np.float64)
         except np.linalg.LinAlgError:
             root = None
         return CurvaturePass(model, theta, S, root, leverage)

@@ -26,7 +26,7 @@ from scipy.linalg import cholesky, eigh, solve_triangular
 from equipoise.arrays import Array
 from equipoise.checks import numeric_array, shown
 from equipoise.errors import InvalidInput
-from equipoise.linalg import symmetric
+from equipoise.linalg import congruent, symmetric
 
 __all__ = ["Modes", "step_matrix"]
 
@@ -134,12 +134,12 @@ class Modes:
 
     def inward(self, S: Array) -> Array:
         """R⁻¹ S R⁻ᵀ: a covariance in these coordinates."""
-        return self.dual @ S @ self.dual.T
+        return congruent(self.dual, S)
 
     def outward(self, S: Array) -> Array:
         """R S Rᵀ: a covariance back in the parameters' coordinates."""
-        return self.basis @ S @ self.basis.T
+        return congruent(self.basis, S)
 
     def force(self, C: Array) -> Array:
         """Rᵀ C R: a gradient covariance in these coordinates."""
-        return self.basis.T @ C @ self.basis
+        return congruent(self.basis.T, C)

@@ -15,7 +15,7 @@ from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, instance, numeric_array, shown, whole
 from equipoise.errors import InvalidInput
-from equipoise.linalg import symmetric
+from equipoise.linalg import congruent, symmetric
 from equipoise.theory.curvature import Curvature, DenseCurvature
 from equipoise.theory.dynamics import BatchRule, Dynamics
 
@@ -88,7 +88,7 @@ class Moments(Card):
         """K(S) = mean J_n S J_n − J S J; with batches by leverage that of the weighted rows (theory §13)."""
         S = self._matrix(S)
         operator = self._operator() if dynamics is None else self.drawn(dynamics.rule)
-        return symmetric(operator.quadratic(S) - self.loss_hessian @ S @ self.loss_hessian)
+        return symmetric(operator.quadratic(S) - congruent(self.loss_hessian, S))
 
     @checked_options
     def curvature_number(self, target: str | ArrayLike, dynamics: Dynamics | None = None) -> float:

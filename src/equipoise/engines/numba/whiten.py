@@ -17,7 +17,7 @@ from equipoise.arrays import Array, Index
 from equipoise.checks import one_of
 from equipoise.data.arrays import Rows
 from equipoise.data.scanned import Scan
-from equipoise.data.source import Source, cores
+from equipoise.data.source import Source
 from equipoise.engines.cost import threads_per_chain
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
 from equipoise.engines.lottery import UNIFORM, Lottery
@@ -28,7 +28,7 @@ from equipoise.engines.queue import Queue, pool_rows, queued, require_queue
 from equipoise.engines.rules import DRAWINGS, IN_ORDER, NOWHERE, QUEUEINGS, coordinates, noise_of, urn_for
 from equipoise.errors import InvalidInput
 from equipoise.families.family import ScalarLoss
-from equipoise.linalg import blocks, in_fixed_order
+from equipoise.linalg import blocks, cores, in_fixed_order
 
 if TYPE_CHECKING:
     from equipoise.theory.dynamics import Gradient

@@ -1,0 +1,47 @@
+"""The eigenvalue behind stability, where the problem is too large for a dense matrix."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.sparse.linalg import LinearOperator, eigsh
+
+from equipoise.linalg import congruent
+from equipoise.theory import stability
+
+
+@pytest.mark.parametrize("gap", [0.5, 1e-2, 1e-4, 0.0])
+@pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9])
+def test_the_largest_eigenvalue_is_that_of_an_independent_solver(gap, scale) -> None:
+    rng = np.random.default_rng(3)
+    size = 400
+    values = np.sort(rng.uniform(-0.8, 1.0 - gap, size))
+    values[-1], values[-2] = 1.0, 1.0 - gap
+    axes = np.linalg.qr(rng.normal(size=(size, size)))[0]
+    matrix = scale * (axes * values) @ axes.T
+    top, vector = stability._top(lambda v: matrix @ v, rng.normal(size=size))
+    operator = LinearOperator((size, size), matvec=lambda v: matrix @ v, dtype=np.float64)
+    expected = eigsh(operator, k=1, which="LA", tol=1e-13)[0][0]
+    assert top == pytest.approx(expected, rel=1e-10)
+    if gap >= 1e-2:
+        np.testing.assert_allclose(matrix @ vector, top * vector, atol=1e-4 * scale)
+
+
+def test_an_invariant_start_ends_at_once() -> None:
+    matrix = np.diag(np.r_[2.0, np.linspace(-1.0, 1.0, 399)])
+    calls = []
+
+    def apply(v):
+        calls.append(1)
+        return matrix @ v
+
+    assert stability._top(apply, np.eye(400)[0])[0] == 2.0
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("dim", [3, 511, 700])
+def test_a_product_in_strips_is_the_product(dim) -> None:
+    rng = np.random.default_rng(dim)
+    A, S = rng.normal(size=(2, dim, dim))
+    np.testing.assert_allclose(congruent(A, S), A @ S @ A.T, rtol=1e-11, atol=1e-9)
+    np.testing.assert_allclose(congruent(A.T, S), A.T @ S @ A, rtol=1e-11, atol=1e-9)
