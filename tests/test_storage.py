@@ -23,9 +23,13 @@ def same(one, other, path="run") -> None:
     elif dataclasses.is_dataclass(one):
         assert type(one) is type(other), path
         for field in dataclasses.fields(one):
-            # how the mean bias is computed is left behind, what it is is kept
-            name = "mean_bias" if field.name == "bias" else field.name
+            # how the mean bias is computed is left behind, and so are the rows: what they show is kept
+            name = {"bias": "mean_bias", "kept": "row_facts"}.get(field.name, field.name)
             same(getattr(one, name), getattr(other, name), f"{path}.{name}")
+    elif isinstance(one, dict):
+        assert list(one) == list(other), path
+        for key, value in one.items():
+            same(value, other[key], f"{path}.{key}")
     elif isinstance(one, tuple):
         assert len(one) == len(other), path
         for k, (a, b) in enumerate(zip(one, other, strict=True)):

@@ -17,6 +17,7 @@ from equipoise.report import plots
 from equipoise.report.page import write_report
 
 VOID = {"meta", "br", "hr", "img", "input", "link"}
+PANELS = ("unit", "unit-exp", "sd", "sd-exp", "se")
 NAMES = ['<b>bold & "quoted"</b>', "$x_1$", "年齢", "plain"]
 
 
@@ -74,10 +75,36 @@ def text(run: eq.Calibration, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def table_values(text: str) -> np.ndarray:
-    table = re.search(r'<table class="coefficients">.*?</table>', text, re.S)
+    table = re.search(r'<table class="coefficients" .*?</table>', text, re.S)
     assert table is not None
-    rows = re.findall(r"<tr>(.*?)</tr>", table.group().split("<tbody>")[1], re.S)
+    rows = re.findall(r"<tr [^>]*>(.*?)</tr>", table.group().split("<tbody")[1], re.S)
     return np.array([[float(v) for v in re.findall(r'data-value="([^"]+)"', row)] for row in rows])
+
+
+def forest_values(text: str, scale: str) -> np.ndarray:
+    table = re.search(rf'<table class="forest" id="forest-{scale}".*?</table>', text, re.S)
+    assert table is not None
+    return np.array([float(v) for v in re.findall(r'data-value="([^"]+)"', table.group())])
+
+
+def test_effects_come_first_on_every_scale(run: eq.Calibration, text: str) -> None:
+    assert text.index('id="effects"') < text.index('id="coefficients"') < text.index('id="predictions"')
+    assert text.index('id="predictions"') < text.index('id="sampler"')
+    x = np.concatenate([rows.x for rows in run.plan.problem.source.blocks()])
+    # the first column is a constant, which is no effect
+    theta, sd, se = run.fit.params[1:], x.std(axis=0)[1:], run.bse.to_numpy()[1:]
+    expected = dict(zip(PANELS, (theta, np.exp(theta), theta * sd, np.exp(theta * sd), theta / se), strict=True))
+    for scale, values in expected.items():
+        np.testing.assert_allclose(forest_values(text, scale), values, rtol=1e-8)
+    assert "Not drawn: " in text
+
+
+def test_the_page_tells_of_the_data(run: eq.Calibration, text: str) -> None:
+    shown = "".join(Page(text).text)
+    y = np.concatenate([rows.y for rows in run.plan.problem.source.blocks()])
+    assert f"{y.mean():.5g} (standard deviation {y.std():.5g})" in shown
+    assert f"{run.aic:,.2f}".replace("-", "−") in shown
+    assert run.fit_statistics.words in shown
 
 
 def test_page_is_well_formed_complete_and_escaped(run: eq.Calibration, text: str) -> None:
@@ -89,8 +116,10 @@ def test_page_is_well_formed_complete_and_escaped(run: eq.Calibration, text: str
     assert "<count>: calibrated poisson regression" in shown
     assert len(page.ids) == len(set(page.ids))
     for heading in (
+        "Effects",
         "Coefficients",
-        "Intervals",
+        "Data and fit",
+        "Predictions",
         "Covariance",
         "Mean and shape",
         "Mixing",
@@ -109,9 +138,11 @@ def test_page_loads_nothing_and_names_no_path(text: str, tmp_path: Path) -> None
     for name, value in page.attributes:
         if name in {"src", "href", "xlink:href"}:
             assert (value or "").startswith("#")
-    assert "http" not in text
+    assert "http" not in text.replace("http-equiv", "")
     assert "@import" not in text
     assert not {"script", "link", "iframe"} & page.tags
+    assert "default-src 'none'; style-src 'unsafe-inline';" in text
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
     for fragment in (str(tmp_path.parent), str(Path.home()), str(Path.cwd())):
         assert fragment == "/" or fragment not in text
 
@@ -128,15 +159,17 @@ def test_no_missing_numbers(text: str) -> None:
 
 
 def test_table_has_the_numbers_of_the_summary(run: eq.Calibration, text: str) -> None:
-    frame = run.summary().frame
-    np.testing.assert_array_equal(table_values(text), frame.drop(columns="flags").to_numpy(dtype=float))
+    found = table_values(text)
+    np.testing.assert_array_equal(found[:, :6], run.tidy().drop(columns="term").to_numpy(dtype=float))
+    model = np.sqrt(np.diag(eq.posterior(run.plan.moments)))
+    np.testing.assert_allclose(found[:, 6:], model[:, None], rtol=1e-12)
     cells = run.summary().cells()
     assert cells["estimate"].iloc[0].replace("-", "−") in text
 
 
 def test_interval_is_the_one_asked_for(run: eq.Calibration, tmp_path: Path) -> None:
     text = write_report(run, tmp_path / "half.html", 0.5).read_text(encoding="utf-8")
-    assert "50% from" in text
+    assert "50% interval" in text
     np.testing.assert_allclose(table_values(text)[:, 4], run.tidy(0.5)["conf_low"])
 
 
@@ -161,6 +194,7 @@ def test_many_parameters_stay_readable(tmp_path: Path) -> None:
     assert path.stat().st_size < 1_500_000
     assert table_values(text).shape[0] == 40
     assert "12 of 40 parameters" in "".join(Page(text).text)
+    assert len(forest_values(text, "unit")) == 39
 
 
 def test_one_parameter(tmp_path: Path) -> None:

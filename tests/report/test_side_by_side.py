@@ -93,7 +93,7 @@ def test_what_cannot_be_compared_is_refused(runs) -> None:
 
 def test_a_loaded_run_has_a_table(runs, tmp_path) -> None:
     loaded = eq.load(runs[0].save(tmp_path / "run.eqz"))
-    pd.testing.assert_frame_equal(eq.compare_fits([loaded]).frame, eq.compare_fits(runs[:1]).frame)
+    assert str(eq.compare_fits([loaded])) == str(eq.compare_fits(runs[:1]))
 
 
 def test_json_and_csv_have_the_numbers_of_tidy(runs, tmp_path) -> None:

@@ -23,7 +23,6 @@ from equipoise.checks import checked_options, flag, nearest, one_of, probability
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.models.covariance import Covariance
-from equipoise.models.passes import predictor
 from equipoise.models.robust import CLUSTERED, KINDS, PLAIN, covariance, from_moments
 from equipoise.theory.targets import TARGETS
 
@@ -34,17 +33,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "WaldTest",
-    "bse",
     "combine",
-    "conf_int",
     "confint",
-    "cov_params",
     "covariance_of",
     "exponentiated",
-    "fittedvalues",
-    "params",
-    "pvalues",
-    "resid",
     "table_of",
     "tidy",
     "vcov",
@@ -355,50 +347,3 @@ def _require_testable(rows: Restrictions, spread: Array, cov: Covariance) -> Non
             "hypothesis", f"of fewer restrictions than {cov.words} has variance for ({cov.rank})",
             f"{q} restrictions", "test fewer together, or use another covariance (kind=...)",
         )  # fmt: skip
-
-
-# --- Under the names that statsmodels' users type ------------------------------------------------------
-
-
-def params(self: Calibration) -> pd.Series[float]:
-    """The estimate, by name."""
-    import pandas as pd
-
-    return pd.Series(self.fit.theta, index=list(self.names), name="params")
-
-
-def bse(self: Calibration) -> pd.Series[float]:
-    """Standard errors: of the target."""
-    import pandas as pd
-
-    return pd.Series(np.sqrt(np.diag(self.plan.target.matrix)), index=list(self.names), name="bse")
-
-
-def pvalues(self: Calibration) -> pd.Series[float]:
-    """p-values of the hypotheses that a parameter is zero, each alone."""
-    return tidy(self).set_index("term")["p_value"].rename("pvalues").rename_axis(None)
-
-
-def fittedvalues(self: Calibration) -> Array:
-    """The mean response of every row of the fit, which are read for it."""
-    model, source = self.require_glm(), self.require_linear().source
-    return np.concatenate([model.family.mean(predictor(rows, self.fit.theta)) for rows in source.blocks()])
-
-
-def resid(self: Calibration) -> Array:
-    """The response of every row of the fit less its mean."""
-    return np.concatenate([rows.y for rows in self.require_linear().source.blocks()]) - fittedvalues(self)
-
-
-def cov_params(self: Calibration) -> pd.DataFrame:
-    """The target, by name."""
-    import pandas as pd
-
-    return pd.DataFrame(self.plan.target.matrix, index=list(self.names), columns=list(self.names))
-
-
-@checked_options
-def conf_int(self: Calibration, alpha: float = 0.05) -> pd.DataFrame:
-    """Intervals of probability 1 − alpha, in columns 0 and 1: `confint` for those used to it."""
-    probability("alpha", alpha)
-    return confint(self, 1.0 - alpha).set_axis([0, 1], axis=1)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.calibration import answers, contrasts, exports, fitstats, forecast
+from equipoise.calibration import answers, contrasts, exports, familiar, fitstats, forecast, rowfacts
 from equipoise.calibration.aims import Target, require_marks_used
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
 from equipoise.calibration.fitstats import FitStatistics
@@ -26,6 +26,7 @@ from equipoise.calibration.options import (
     takes,
 )
 from equipoise.calibration.planning import Plan, make_plan, require_feasible
+from equipoise.calibration.rowfacts import RowFacts
 from equipoise.cards import Card
 from equipoise.checks import flag, probability, shown
 from equipoise.data.table import Design
@@ -73,6 +74,8 @@ class Calibration(Card):
         What pilot runs found, when asked for.
     half_step
         What a run at half the step showed, where the draws are to have a posterior's shape.
+    kept
+        What a saved run keeps of its rows.
     """
 
     plan: Plan
@@ -81,6 +84,7 @@ class Calibration(Card):
     design: Design | None = None
     refinement: Refinement | None = None
     half_step: HalfStep | None = None
+    kept: RowFacts | None = None
 
     def _facts(self) -> dict[str, object]:
         count, length, dim = self.draws.shape
@@ -166,14 +170,24 @@ class Calibration(Card):
     tidy, confint, vcov, test = answers.tidy, answers.confint, answers.vcov, answers.wald
     to_json, to_csv = exports.to_json, exports.to_csv
     combine, compare, effects = answers.combine, contrasts.compare, contrasts.effects
-    params, bse, pvalues = property(answers.params), property(answers.bse), property(answers.pvalues)
-    resid, fittedvalues = property(answers.resid), property(answers.fittedvalues)
-    cov_params, conf_int = answers.cov_params, answers.conf_int
+    params, bse, pvalues = property(familiar.params), property(familiar.bse), property(familiar.pvalues)
+    resid, fittedvalues = property(familiar.resid), property(familiar.fittedvalues)
+    cov_params, conf_int = familiar.cov_params, familiar.conf_int
 
     @cached_property
     def fit_statistics(self) -> FitStatistics:
         """Log-likelihood, deviance, AIC, BIC, R² and dispersion of the fit; the rows are read for it once."""
-        return fitstats.fit_statistics(self)
+        if self.kept is not None and self.kept.statistics is not None:
+            return self.kept.statistics
+        return fitstats.statistics_of(self)
+
+    @cached_property
+    def row_facts(self) -> RowFacts | None:
+        """What the rows show beside the parameters: mean response, other standard errors, predictions beside responses.
+
+        None for a run without rows, or for a loss of your own.
+        """
+        return rowfacts.row_facts(self)
 
     llf, aic, bic = property(fitstats.llf), property(fitstats.aic), property(fitstats.bic)
 

@@ -44,7 +44,6 @@ _TELLING = 0.1  # relative difference of standard errors that says something abo
 # what exp(coefficient) is, by family with its link
 _RATIOS = {"bernoulli": "odds ratio", "bernoulli-cloglog": "hazard ratio", "poisson": "rate ratio"}
 _RATIOS |= {"negative-binomial": "rate ratio", "gamma": "ratio of means"}
-_DOTS = 0.01  # share of an axis below which an interval is a dot
 
 
 @dataclass(frozen=True)
@@ -97,22 +96,12 @@ class ErrorsCompared:
         What the other covariance is called.
     ratio
         Its standard errors over the target's.
-    interval, other
-        The draws' intervals, and those of the same probability with the other standard errors, in `unit`s.
-    estimate
-        The estimates, in `unit`s.
-    in_errors
-        Whether the unit is each parameter's standard error: on a common axis most intervals would be dots.
     meaning
         What model-based over robust errors say about the model; empty where they agree.
     """
 
     name: str
     ratio: Array
-    interval: Intervals
-    other: Intervals
-    estimate: Array
-    in_errors: bool
     meaning: str
 
     @property
@@ -132,8 +121,6 @@ class Choice:
 
     Attributes
     ----------
-    largest
-        Those whose estimates are the largest in standard errors.
     spread, shift, skewness
         Those furthest from their prediction, in Monte Carlo errors.
     drawn
@@ -142,7 +129,6 @@ class Choice:
         Those with the fewest effective draws, slowest first.
     """
 
-    largest: Index
     spread: Index
     shift: Index
     skewness: Index
@@ -220,35 +206,23 @@ def headline(calibration: Calibration) -> Headline:
     return Headline(float(d.ess.min()), float(d.predicted_ess.min()), float(np.abs(d.shift).max()), float(d.rhat.max()))
 
 
-def compare_errors(calibration: Calibration, found: Coefficients) -> ErrorsCompared:
+def compare_errors(calibration: Calibration) -> ErrorsCompared:
     """Standard errors of the target beside the other covariance's: the robust one's for a posterior, else the model's."""
     model, robust = (_sd(made(calibration.plan.moments)) for made in (posterior, sandwich))
     from_model = calibration.plan.target_name == "posterior"
-    other = robust if from_model else model
-    lower, upper = found.interval.lower, found.interval.upper
-    width = 0.5 * (upper - lower)
-    half = other * width / found.se
-    # where most intervals would be dots on a common axis, distances from zero in standard errors say more
-    in_errors = bool(np.median(width) < _DOTS * np.ptp(np.concatenate([lower, upper, [0.0]])))
-    unit = found.se if in_errors else np.ones_like(found.se)
     return ErrorsCompared(
-        name="sandwich (robust)" if from_model else "posterior (model-based)",
-        ratio=other / found.se,
-        interval=Intervals(lower / unit, upper / unit),
-        other=Intervals((found.estimate - half) / unit, (found.estimate + half) / unit),
-        estimate=found.estimate / unit,
-        in_errors=in_errors,
+        name="robust (sandwich)" if from_model else "model-based (posterior)",
+        ratio=(robust if from_model else model) / _sd(calibration.tuning.target),
         meaning=_meaning(float(np.median(model / robust))),
     )
 
 
 def choose(calibration: Calibration, shown: int, traced: int, curves: int) -> Choice:
     """The parameters worth showing, at most so many in a plot of all, as traces, and as curves."""
-    d, tuning = calibration.diagnosis, calibration.tuning
+    d = calibration.diagnosis
     spread = np.abs(d.sd_ratio - 1.0) / d.spread_error
     surprise = np.abs(d.shift - np.nan_to_num(d.predicted_shift)) / d.shift_error
     return Choice(
-        largest=_furthest(np.abs(tuning.center) / _sd(tuning.target), shown),
         spread=_furthest(spread, shown),
         shift=_furthest(surprise, shown),
         skewness=_furthest(np.abs(d.skewness) / d.skewness_error, shown),

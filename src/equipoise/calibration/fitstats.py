@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from equipoise.models.glm import GLM
     from equipoise.models.linear import LinearProblem
 
-__all__ = ["FitStatistics", "aic", "bic", "fit_statistics", "llf"]
+__all__ = ["FitStatistics", "aic", "bic", "llf", "statistics_of"]
 
 _CONSTANT = 1e-10  # of the rows' number: what is left of a constant that the columns can make
 _TELLING, _SURE = 0.1, 3.0  # relative excess of a variance worth words, and in its standard errors
@@ -68,7 +68,7 @@ class FitStatistics(Card):
     words: str = ""
 
 
-def fit_statistics(self: Calibration) -> FitStatistics:
+def statistics_of(self: Calibration) -> FitStatistics:
     """Log-likelihood, deviance, AIC, BIC, R² and dispersion of the fit; the rows are read for it.
 
     Raises

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,9 @@ from equipoise.arrays import Array
 from equipoise.calibration.archive import read_archive, write_archive
 from equipoise.calibration.calibration import Calibration
 from equipoise.calibration.candidates import Candidate
+from equipoise.calibration.fitstats import FitStatistics
 from equipoise.calibration.planning import Plan
+from equipoise.calibration.rowfacts import RowFacts, Side
 from equipoise.checks import checked_options
 from equipoise.data.table import Design
 from equipoise.engines.engine import ChainState
@@ -50,6 +52,8 @@ _STATE = ("position", "velocity", "rng", "shuffle")
 _TUNING = ("residual", "proxy", "structure", "distance", "fidelity")
 _PLAN = ("chains", "draws", "thin", "burn_in", "ess", "seconds", "sampler")
 _TARGET = ("kind", "by", "groups", "lags", "repaired", "df")
+_TOLD = ("n", "df_resid", "r_squared_kind", "words")  # of the fit's statistics; the others are numbers
+_NUMBERS = tuple(f.name for f in fields(FitStatistics) if f.name not in _TOLD)
 _HALF = ("mean", "sd", "skewness")
 _CHAINS = ("names", "thin", "burn_in", "seed", "statistics", "independent")
 _DIVERGENCES: dict[str, Callable[..., Divergence]] = {kind.__name__: kind for kind in (Beta, Huber, Pinball, StudentT)}
@@ -91,6 +95,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
     plan, chains, tuning, law = cal.plan, cal.chains, cal.tuning, cal.tuning.predicted
     frame, parts = _layout_parts(chains.layout)
     model, prior = _model_parts(cal.model)
+    facts = _worth_keeping(cal)
     header: Header = {
         "format": _FORMAT,
         "model": model,
@@ -107,6 +112,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         "design": None if cal.design is None else cal.design.to_json(),
         "refinement": None if cal.refinement is None else asdict(cal.refinement),
         "candidates": [asdict(candidate) for candidate in plan.candidates],
+        "rows": None if facts is None else _facts_header(facts),
         "half_step": None if cal.half_step is None else _picked(cal.half_step, ("ess", "rows")),
     }
     arrays = {
@@ -122,6 +128,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         **({} if cal.half_step is None else {f"half.{name}": getattr(cal.half_step, name) for name in _HALF}),
         **({} if plan.fit.flat is None else {"flat": plan.fit.flat}),
         **{f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in _STATE},
+        **({} if facts is None else _facts_arrays(facts)),
         **parts,
         **prior,
     }
@@ -175,6 +182,7 @@ def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
         None if design is None else Design.from_json(_member(header, "design", str)),
         None if found is None else _refinement(_member(header, "refinement", dict)),
         None if header["half_step"] is None else _half_step(_member(header, "half_step", dict), stored),
+        None if header.get("rows") is None else _facts(_member(header, "rows", dict), stored),
     )
 
 
@@ -197,6 +205,8 @@ def _shapes(dim: int, stored: Arrays) -> dict[str, tuple[int, ...]]:
     vectors = ("moments.params", "moments.mean_score", "law.mean_bias", *half)
     matrices = [name for name in stored if name.startswith(("moments.", "law.")) and name not in vectors]
     results = {f"result.{name}": () if name == "worst_kurtosis" else (dim,) for name in _RESULTS}
+    errors = tuple(name for name in stored if name.startswith("rows.errors."))
+    vectors = (*vectors, *errors, *(("rows.column_sd",) if "rows.column_sd" in stored else ()))
     own = ("step", "target", *(("internal",) if "internal" in stored else ()))
     kept = {name: shape for name, shape in results.items() if name in stored}
     return {**dict.fromkeys((*matrices, *own), (dim, dim)), **dict.fromkeys(vectors, (dim,)), **kept}
@@ -236,6 +246,42 @@ def _states(words: list[dict[str, int]], stored: Arrays) -> tuple[ChainState, ..
 
 def _refinement(words: dict[str, object]) -> Refinement:
     return Refinement(tuple(Pilot(**pilot) for pilot in _member(words, "pilots", list)), _member(words, "words", str))
+
+
+def _worth_keeping(cal: Calibration) -> RowFacts | None:
+    """What the rows show, where that is known or they are in memory: a file is not read again for it."""
+    problem = cal.plan.problem
+    known = "row_facts" in vars(cal) or cal.kept is not None
+    return cal.row_facts if known or (problem is not None and problem.source.in_memory) else None
+
+
+def _facts_header(facts: RowFacts) -> Header:
+    told = facts.statistics
+    header = {**_picked(facts, ("rows", "dropped")), "errors": list(facts.errors)}
+    return header | {"statistics": None if told is None else _picked(told, _TOLD)}
+
+
+def _facts_arrays(facts: RowFacts) -> Arrays:
+    told = facts.statistics
+    return {
+        "rows.response": np.array([facts.response_mean, facts.response_sd]),
+        "rows.column_sd": facts.column_sd,
+        **{f"rows.errors.{k}": error for k, error in enumerate(facts.errors.values())},
+        **({} if facts.side is None else {"rows.side": np.stack(facts.side)}),
+        **({} if told is None else {"rows.statistics": np.array([getattr(told, name) for name in _NUMBERS], float)}),
+    }
+
+
+def _facts(words: dict[str, Any], stored: Arrays) -> RowFacts:
+    told = None
+    if words["statistics"] is not None:
+        numbers = zip(_NUMBERS, _floats(stored, "rows.statistics").tolist(), strict=True)
+        told = FitStatistics(**_member(words, "statistics", dict), **dict(numbers))
+    errors = {str(name): _floats(stored, f"rows.errors.{k}") for k, name in enumerate(_member(words, "errors", list))}
+    side = Side(*_floats(stored, "rows.side")) if "rows.side" in stored else None
+    mean, sd = _floats(stored, "rows.response").tolist()
+    rows, dropped = (_member(words, name, int) for name in ("rows", "dropped"))
+    return RowFacts(rows, dropped, mean, sd, _floats(stored, "rows.column_sd"), errors, side, told)
 
 
 def _half_step(words: dict[str, float], stored: Arrays) -> HalfStep:

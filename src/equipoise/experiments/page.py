@@ -146,7 +146,7 @@ def _section(outcome: Outcome, numbers: Numbers, claims: list[Claim], out: Path)
             ]
             for c in claims
         ]
-        parts.append("<h3>Claims</h3>" + table(["claim", "verdict", "evidence"], rows, "claims"))
+        parts.append("<h3>Claims</h3>" + table(["claim", "verdict", "evidence"], rows, "claims", "Claims"))
     for label, cells in _groups(numbers):
         shown = [c for c in cells if c.metric in entry.tabulated]
         if shown:
@@ -182,7 +182,7 @@ def _pivot(cells: list[Number]) -> str:
         exact = found.get("dq-exact")
         floor = exact.floor if exact is not None and exact.floor is not None else min(floors, default=None)
         rows.append([*body, f"<td>{short(floor)}</td>"])
-    return table(["", *methods, "floor"], rows, "pivot")
+    return table(["", *methods, "floor"], rows, "pivot", "Errors by method")
 
 
 def _label(dataset: str, loss: str, metric: str, batch: str) -> str:
@@ -221,7 +221,7 @@ def _details(cells: list[Number]) -> str:
             f"<td>{_pill(c.verdict)}</td>",
             f'<td class="words">{escape(c.because)}</td>',
         ])  # fmt: skip
-    return table(heads, rows, "details")
+    return table(heads, rows, "details", "Numbers in detail")
 
 
 def _pill(word: str) -> str:

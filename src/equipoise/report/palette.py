@@ -31,7 +31,7 @@ THEME = {
     "third": (GREEN, "#2fc79a"),
     "fourth": ("#b0608c", "#e3a1c6"),
 }
-_GROUND = {"paper": ("#f6f7f9", "#14171d"), "card": ("#ffffff", "#1c2029")}
+_GROUND = {"paper": ("#f6f7f9", "#14171d"), "card": ("#ffffff", "#1c2029"), "stripe": ("#f4f6f9", "#222733")}
 
 
 def stylesheet() -> str:

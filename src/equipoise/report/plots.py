@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from equipoise.calibration.calibration import Calibration
-    from equipoise.calibration.findings import ErrorsCompared, Index
+    from equipoise.calibration.findings import Index
+    from equipoise.calibration.rowfacts import Side
 
 __all__ = [
     "autocorrelation",
     "covariance_entries",
     "density",
-    "forest",
     "mean_shift",
+    "side",
     "skewness",
     "spread",
-    "standard_errors",
     "trace",
 ]
 
@@ -48,41 +48,21 @@ _TRACE_CHAINS = 6
 _LABEL = 26  # characters of a parameter's name that fit beside a plot
 
 
-def forest(names: tuple[str, ...], found: ErrorsCompared, words: tuple[str, str], at: Index) -> str:
-    """Estimates with their intervals, and the interval another covariance would have given.
-
-    Parameters
-    ----------
-    names
-        Of all parameters.
-    found
-        The intervals.
-    words
-        What the two are called.
-    at
-        The parameters to show.
-    """
-    fig, ax = _rows([names[j] for j in at])
-    y = np.arange(len(at))
-    ax.axvline(0.0, color=MUTED, lw=1.0, dashes=(4, 3))
-    ax.hlines(y - 0.1, found.interval.lower[at], found.interval.upper[at], color=OBSERVED, lw=2.4, label=words[0])
-    ax.hlines(y + 0.2, found.other.lower[at], found.other.upper[at], color=PREDICTED, lw=2.4, label=words[1])
-    ax.plot(found.estimate[at], y - 0.1, "o", color=OBSERVED, ms=5.5)
-    ax.set_xlabel("coefficient, in its standard errors" if found.in_errors else "coefficient")
-    return _svg(fig, "forest", "Estimates and intervals", legend=ax)
-
-
-def standard_errors(names: tuple[str, ...], found: ErrorsCompared, at: Index) -> str:
-    """Another covariance's standard errors over the target's, by parameter."""
-    ratio = found.ratio[at]
-    fig, ax = _rows([names[j] for j in at])
-    y = np.arange(len(at))
-    ax.axvline(1.0, color=OBSERVED, lw=1.6)
-    ax.hlines(y, 1.0, ratio, color=LINE, lw=2.0)
-    ax.plot(ratio, y, "D", color=PREDICTED, ms=6)
-    ax.set_xlim(min(0.0, ratio.min()), 1.12 * max(1.0, ratio.max()))
-    ax.set_xlabel("ratio of standard errors")
-    return _svg(fig, "errors", "Ratio of standard errors")
+def side(found: Side) -> str:
+    """Mean responses against mean predictions, in groups of rows, each with two standard errors to either side."""
+    fig, ax = _axes(300.0)
+    ends = (found.predicted.min(), found.predicted.max())
+    ax.plot(ends, ends, color=PREDICTED, lw=1.6, label="where they agree")
+    ax.vlines(found.predicted, found.observed - 2 * found.observed_error, found.observed + 2 * found.observed_error,
+              color=OBSERVED, lw=1.8)  # fmt: skip
+    ax.hlines(found.observed, found.predicted - 2 * found.predicted_error, found.predicted + 2 * found.predicted_error,
+              color=OBSERVED, lw=1.8, alpha=0.55)  # fmt: skip
+    ax.plot(found.predicted, found.observed, "o", color=OBSERVED, ms=5.5, label="groups of rows, ± 2 standard errors")
+    ax.set_xlabel("mean prediction")
+    ax.set_ylabel("mean response")
+    low, high = found.predicted.min(), found.predicted.max()
+    words = f"{len(found.size)} groups of rows: mean responses against mean predictions from {low:.3g} to {high:.3g}"
+    return _svg(fig, "side", words, legend=ax)
 
 
 def spread(calibration: Calibration, at: Index) -> str:
