@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 from scipy.linalg.blas import dtrmm
@@ -196,6 +196,9 @@ def _plus(a: object, b: object) -> object:
     if isinstance(a, np.ndarray):
         a += cast(Array, b)
         return a
+    if hasattr(a, "_fields"):
+        # named tuples inside of one another; others are joined
+        return _added(cast(Any, a), cast(Any, b))
     return cast(float, a) + cast(float, b)
 
 

@@ -157,8 +157,7 @@ def test_a_loss_of_ones_own_on_files(frame, folder) -> None:
     source = eq.data.scan(folder, columns={"x": ["a", "b"], "y": "y"}, memory="1MB")
     found = eq.sample(model, source, tuning, 60, seed=4, **RUN)
     np.testing.assert_allclose(found.draws, expected.draws, rtol=1e-9)
-    leverage = eq.Dynamics(batch_size=20, gradient="control-variate", batches="leverage")
-    step = 0.4 * np.linalg.inv(moments.hessian)
-    tuned = eq.tune(moments, "sandwich", leverage, noise="completed", step=step)
+    dynamics = eq.Dynamics(batch_size=20, gradient="control-variate", batches="leverage")
+    leverage = eq.tune(moments, "sandwich", dynamics, noise="completed", step=tuning.step)
     with pytest.raises(InvalidInput, match="batches: must be 'independent' for a loss of your own"):
-        eq.sample(model, source, tuned, 5, **RUN)
+        eq.sample(model, source, leverage, 5, **RUN)

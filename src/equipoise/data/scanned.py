@@ -22,6 +22,7 @@ from equipoise.cards import Card
 from equipoise.checks import shown
 from equipoise.data.arrays import Rows, rows
 from equipoise.data.learning import Lot
+from equipoise.data.marks import Marks
 from equipoise.data.reading import (
     Block,
     Encoder,
@@ -141,6 +142,16 @@ class Scan(Card, Generic[Block]):
     def in_memory(self) -> bool:
         """Every pass reads the rows from where they are."""
         return False
+
+    @property
+    def marks(self) -> Marks | None:
+        """Names of what its blocks carry beside their rows, and of no row the values."""
+        encoder: Any = self.encoder
+        if not encoder.clusters and encoder.clock is None:
+            return None
+        return Marks(
+            encoder.clusters, np.zeros((0, len(encoder.clusters)), dtype=np.int64), None, encoder.clock or "time"
+        )
 
     @property
     def passes(self) -> float:

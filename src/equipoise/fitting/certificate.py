@@ -11,7 +11,7 @@ from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.errors import FitFailed
 from equipoise.linalg import FLAT
-from equipoise.models.problem import Problem, Yardstick
+from equipoise.models.problem import Minimised, Problem, Yardstick
 
 __all__ = [
     "Fit",
@@ -123,7 +123,7 @@ def require_rise(problem: Problem, theta: Array, axes: Array, drop: float) -> No
                 )
 
 
-def require_bounded(problem: Problem, *candidates: Array) -> None:
+def require_bounded(problem: Minimised, *candidates: Array) -> None:
     """Raise `FitFailed` when the loss never rises along one of the directions, or one close to it."""
     failure = problem.search.explain(candidates)
     if failure is not None:

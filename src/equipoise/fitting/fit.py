@@ -15,13 +15,13 @@ from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
 from equipoise.fitting.newton import Rough, minimise
 from equipoise.fitting.trust import descend
 from equipoise.models.binding import verb
-from equipoise.models.problem import Problem
+from equipoise.models.problem import Joint, Problem
 
 __all__ = ["Fit", "fit"]
 
 _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
-_SHARE, _LARGEST = 20, 100_000  # of more rows in files, this share gives it, up to so many
+_LARGEST = 100_000  # rows that give it where passes are expensive
 _AGREED = 1e-13  # relative difference of an estimated constant from the one in use
 _ROUNDED = 1e-10  # below which that difference may be rounding
 _CLOSE = 0.2  # difference of logarithms that are extrapolated, and the longest step that leads to
@@ -92,6 +92,9 @@ def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) 
     if part is not None:
         try:
             start = _convex(part, max_iterations)
+            together = None if problem.source.in_memory else problem.joint()
+            if together is not None:
+                return _jointly(problem, together, part, start, max_iterations)
             there = part.at_constant(start.constant)
             hessian, yard = there.derivatives(start.theta, 2).hessian, there.search.yardstick(start.theta)
             rough = Rough(hessian, yard, start.constant)
@@ -105,13 +108,27 @@ def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) 
     return _settle(problem, first, _led, max_iterations)
 
 
+def _jointly(problem: Problem, together: Joint, part: Problem, start: Fit, max_iterations: int) -> Fit:
+    """The minimum in parameters and constant at once, from that of a part of the rows."""
+    some, constant = part.joint(), start.constant
+    assert some is not None
+    assert constant is not None
+    first = np.append(start.theta, np.log(constant))
+    yard = part.at_constant(constant).search.yardstick(start.theta)
+    rough = Rough(some.derivatives(first, 2).hessian, yard, constant)
+    found = minimise(together, first, max_iterations, rough)
+    theta, constant = found.theta[:-1], float(np.exp(found.theta[-1]))
+    require_residuals(problem, yard.spread > 10.0 * yard.rounding)
+    problem.search.require_constant(constant)
+    return replace(found, theta=theta, constant=constant, loss=together.loss(found.theta))
+
+
 def _part(problem: Problem) -> Problem | None:
     """A random part of the rows that gives a good start; None where there are too few to gain by it."""
     rows = problem.source.n
-    if rows <= 2 * _SAMPLE:
-        return None
-    few = _SAMPLE if problem.source.in_memory else min(max(_SAMPLE, rows // _SHARE), _LARGEST)
-    return problem.subsample(few, seed=None)
+    if not problem.source.in_memory:
+        return problem.subsample(min(rows, _LARGEST), seed=None)
+    return None if rows <= 2 * _SAMPLE else problem.subsample(_SAMPLE, seed=None)
 
 
 def _led(problem: Problem, theta: Array, max_iterations: int) -> Fit:

@@ -16,19 +16,21 @@ from scipy.linalg import cho_factor, cho_solve
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, converged, polished, require_bounded, require_converged
-from equipoise.models.problem import Derivatives, Problem, Yardstick
+from equipoise.models.problem import Derivatives, Minimised, Yardstick
 
 __all__ = ["Rough", "minimise", "whitening"]
 
 _SLOW = 0.1  # a Hessian is kept while each step with it leaves at most this share of the distance
 _STALLED = 0.75  # close to the minimiser, steps that leave more of the distance are rounding: e^(−1/2) is an asymptote
-_AWAY = 0.05  # posterior standard deviations from the minimiser, beyond which a Hessian is made anew at the next step
+_AWAY = 1e-3  # posterior standard deviations from the minimiser, beyond which a Hessian is made anew at the next step
 _NEAR = 0.1  # standard errors from the minimiser, where the loss is a parabola for all that a step can tell
-_UNSEEN = 1e-9  # standard errors from the minimiser: as good as there, if many rows would have to tell
 _ALIKE = 1e-10  # losses that differ by less than this share are told apart by their slopes
 _LENGTHS = (1.0, 0.1, 0.01, 0.001)  # of the first step tried, from which others are halved
 _ASTRAY = 1e3  # times the distance before: a step that seems to lead further away than this is taken back
+_UNSEEN = 2e-10  # standard errors that a step taken unseen may leave
+_DOUBT = 4.0  # times what is predicted
 _SUSPECT = 10  # steps after which it is asked at every one whether there is a minimiser
+_EPS = float(np.finfo(np.float64).eps)
 _SINGULAR = 1e-14  # smallest eigenvalue of a Hessian scaled to unit diagonal: of exactly collinear columns, up to 2e-15
 
 
@@ -63,6 +65,8 @@ class _Place:
     yard: Yardstick | None
     n: int
     in_memory: bool
+    squared: bool
+    own_before: bool
 
     @property
     def near(self) -> bool:
@@ -84,14 +88,29 @@ class _Place:
     @property
     def settling(self) -> bool:
         """Whether the next step, by how much the last one gained, leaves nothing that could be seen."""
-        if self.yard is None or not self.map.own or not self.converged:
+        if self.yard is None or not self.map.own:
             return False
-        return self.following <= max(polished(self.yard), _UNSEEN * self.yard.spread)
+        unseen = max(_UNSEEN * self.yard.spread, polished(self.yard))
+        if self.converged and self._kept <= unseen:
+            return True
+        return not self.in_memory and self.map.fresh and _DOUBT * self._quadratic <= unseen
 
     @property
     def following(self) -> float:
-        """The distance after one more step: with a Hessian that is kept, twice as much stays as with one that is new."""
+        """The distance after one more step."""
+        return min(self._quadratic, self._kept) if self.map.fresh else self._kept
+
+    @property
+    def _kept(self) -> float:
+        """With a Hessian that is kept: twice as much stays as with one that is new."""
         return 2.0 * self.norm * self.norm / self.last
+
+    @property
+    def _quadratic(self) -> float:
+        """With one made here, as the last one was: Newton's method squares distances. Of squared loss, rounding is left."""
+        if self.squared:
+            return _EPS * self.map.condition * self.norm
+        return self.norm * (self.norm / self.last) ** 2 if self.own_before else np.inf
 
     @property
     def worn(self) -> bool:
@@ -102,28 +121,28 @@ class _Place:
         return slow or (self.norm > 1.0 if self.map.own else self.norm < 1.0 / _SLOW)
 
 
-def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: Rough | None = None) -> Fit:
+def minimise(problem: Minimised, start: Array, max_iterations: int = 100, rough: Rough | None = None) -> Fit:
     """Damped Newton from `start`.
 
     With many rows a Hessian costs several gradients. Then that of a sample leads to within a standard deviation of the
     minimiser; one made there serves all further steps, as long as they converge fast, and certifies. The steps end where
     they no longer shrink: how well a Hessian is known decides how many are needed, and not where they lead; a last step that
-    will leave a billionth of a standard error is taken unseen. Rows that are read from files cost more than a Hessian of
+    will leave nothing that could be seen is taken unseen. Rows that are read from files cost more than a Hessian of
     them: there it is made at every step that is not yet close.
     """
     keep = rough is not None
     with np.errstate(over="ignore", invalid="ignore"):
         here = problem.derivatives(start, 2 if rough is None else 1)
         newton = _newton_map(problem, here.hessian) if rough is None else _newton_map(problem, rough.hessian, own=False)
-        place = _placed(problem, start, here, newton, np.inf, None if rough is None else rough.yardstick)
+        place = _placed(problem, start, here, newton, None, None if rough is None else rough.yardstick)
         if rough is not None and place.norm > np.sqrt(problem.n) * rough.yardstick.spread:
             raise FitFailed("the sample's minimiser is no better than any other start. To fix: start elsewhere.")
         for iteration in range(max_iterations + 1):
-            if iteration >= _SUSPECT or place.done:
+            if iteration >= _SUSPECT or place.done or (keep and place.settling):
                 require_bounded(problem, place.direction, place.theta, place.map.soft, -place.map.soft)
             following = None
             if keep and not place.done and place.settling:
-                place = replace(place, theta=place.theta + place.direction, norm=place.following)
+                place = _settled(place)
             elif not place.done and iteration < max_iterations:
                 following = _next(problem, place, keep)
             if following is None:
@@ -134,20 +153,30 @@ def minimise(problem: Problem, start: Array, max_iterations: int = 100, rough: R
     return Fit(place.theta, place.norm, True, iteration, place.here.value, place.map.condition)
 
 
+def _settled(place: _Place) -> _Place:
+    """Where a step leads that is taken unseen."""
+    value = place.here.value + 0.5 * float(place.here.gradient @ place.direction)
+    here = place.here._replace(value=value)
+    return replace(place, theta=place.theta + place.direction, here=here, norm=place.following)
+
+
 def _placed(
-    problem: Problem, theta: Array, here: Derivatives, newton: _Map, last: float, yard: Yardstick | None
+    problem: Minimised, theta: Array, here: Derivatives, newton: _Map, before: _Place | None, yard: Yardstick | None
 ) -> _Place:
     """A point with its Newton step; what distances are compared with is looked up where the minimiser may be close."""
+    last = np.inf if before is None else before.norm
     if not np.isfinite(here.gradient).all():
         raise _infinite()
     direction = newton.step(here.gradient)
     norm = float(np.sqrt(max(0.0, -float(here.gradient @ direction)) * problem.n))
     if yard is None and (norm < 1.0 or norm > _STALLED * last):
         yard = problem.search.yardstick(theta)
-    return _Place(theta, here, newton, direction, norm, last, yard, problem.n, problem.source.in_memory)
+    own_before = before is not None and before.map.own and before.map.fresh
+    about = problem.n, problem.source.in_memory, problem.quadratic, own_before
+    return _Place(theta, here, newton, direction, norm, last, yard, *about)
 
 
-def _next(problem: Problem, place: _Place, keep: bool) -> _Place | None:
+def _next(problem: Minimised, place: _Place, keep: bool) -> _Place | None:
     """The point that a damped step leads to; None where none is better. With `keep`, a Hessian serves several steps."""
     order, failure = 1 if keep and not place.worn else 2, None
     for longest in _LENGTHS:
@@ -160,7 +189,7 @@ def _next(problem: Problem, place: _Place, keep: bool) -> _Place | None:
             newton = _newton_map(problem, here.hessian) if here.hessian.size else place.map._replace(fresh=False)
             # far from the minimiser, the rows' scores spread as much as they are wrong
             known = place.yard if keep or place.near else None
-            following = _placed(problem, theta, here, newton, place.norm, known)
+            following = _placed(problem, theta, here, newton, place, known)
             if following.norm <= _ASTRAY * max(1.0, place.norm):
                 return following
         except FitFailed as singular:
@@ -193,7 +222,7 @@ def _unit(H: Array) -> _Unit:
     return _Unit(unit, scale, values, axes)
 
 
-def whitening(problem: Problem, metric: Array) -> Array:
+def whitening(problem: Minimised, metric: Array) -> Array:
     """T with TᵀMT = I; raises when columns are collinear."""
     unit = _unit(metric)
     if unit.values[0] <= _SINGULAR:
@@ -201,7 +230,7 @@ def whitening(problem: Problem, metric: Array) -> Array:
     return unit.axes / np.sqrt(unit.values) / unit.scale[:, None]
 
 
-def _newton_map(problem: Problem, H: Array, own: bool = True) -> _Map:
+def _newton_map(problem: Minimised, H: Array, own: bool = True) -> _Map:
     """The map of a Hessian; raises when it is singular."""
     unit = _unit(H)
     matrix, scale, values, axes = unit
@@ -222,7 +251,7 @@ def _infinite() -> FitFailed:
     )
 
 
-def _collinear(problem: Problem, unit: _Unit) -> FitFailed:
+def _collinear(problem: Minimised, unit: _Unit) -> FitFailed:
     """What to say of columns that are not determined."""
     diagonal = np.diag(unit.matrix)
     blame = np.where(diagonal > 0.0, 0.0, 1.0) if np.any(diagonal <= 0.0) else np.abs(unit.axes[:, 0])
@@ -243,7 +272,7 @@ def _level(directions: Array) -> FitFailed:
     )
 
 
-def _line_search(problem: Problem, order: int, place: _Place, longest: float) -> tuple[Array, Derivatives] | None:
+def _line_search(problem: Minimised, order: int, place: _Place, longest: float) -> tuple[Array, Derivatives] | None:
     """The longest halved step that lowers the loss enough, and the derivatives there up to `order`.
 
     A step whose loss differs by no more than rounding is judged by its slope: of a convex loss, that tells as much. None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from equipoise.data.marks import Labels, Marks
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.models.covariance import Covariance, left, pulled
+from equipoise.models.passes import Both, BothSums
 from equipoise.models.problem import Rowwise
 from equipoise.theory.moments import Moments
 
@@ -78,12 +80,11 @@ def clustered(problem: Any, rowwise: Rowwise, moments: Moments, kind: str, small
     """CRV1 or CRV3 by the clusters that the rows of the problem are marked with: see `eq.robust`."""
     names = _require_clusters(problem, kind)
     wanted = [(0,)] if len(names) == 1 else [(0,), (1,), (0, 1)]
-    parts, groups = [], []
-    for ways in wanted:
-        bent = kind == "CRV3"
-        sums = problem.source.reduce(
-            _ClusterPass(rowwise, ways, bent), moments.dim ** (2 if bent else 1)
-        ).by_cluster.sums
+    parts, groups, bent = [], [], kind == "CRV3"
+    passes: list[Any] = [_ClusterPass(rowwise, ways, bent) for ways in wanted]
+    # all ways in one reading
+    found = problem.source.reduce(reduce(Both, passes), moments.dim ** (2 if bent else 1))
+    for ways, sums in zip(wanted, _by_way(found), strict=True):
         groups.append(len(sums))
         if len(sums) < 2:
             raise InvalidInput("clusters", "at least two", f"all rows in one ({names[ways[0]]})", "use HC1")
@@ -98,9 +99,14 @@ def clustered(problem: Any, rowwise: Rowwise, moments: Moments, kind: str, small
     return Covariance(matrix, kind, names, counts, repaired=repaired, df=df)
 
 
+def _by_way(found: Any) -> list[Array]:
+    """The sums of one way of clustering after the other, out of those of several passes in one."""
+    return [*_by_way(found.first), *_by_way(found.second)] if isinstance(found, BothSums) else [found.by_cluster.sums]
+
+
 def _require_clusters(problem: Any, kind: str) -> tuple[str, ...]:
-    first: Marks | None = next(iter(problem.source.blocks())).marks
-    names = () if first is None else first.names
+    marks: Marks | None = problem.source.marks
+    names = () if marks is None else marks.names
     if not names:
         raise InvalidInput(
             "clusters",

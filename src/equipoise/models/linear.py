@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import numpy as np
 
@@ -15,9 +15,11 @@ from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, in_fixed_order, symmetric
+from equipoise.models.joint import JointProblem
 from equipoise.models.layout import FlatLayout
 from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
+    Both,
     BoundPass,
     CrossPass,
     CurvaturePass,
@@ -29,6 +31,7 @@ from equipoise.models.passes import (
     LossPass,
     MiddlePass,
     MomentPass,
+    MomentSums,
     ResidualPass,
     ScatterPass,
     ThirdPass,
@@ -37,7 +40,7 @@ from equipoise.models.passes import (
 )
 from equipoise.models.problem import Derivatives
 from equipoise.models.profile import profiled
-from equipoise.models.rowwise import LinearRowwise, ScorePass, Stacked
+from equipoise.models.rowwise import LinearRowwise, StackedPass, StackedSums
 from equipoise.theory.bounds import BoundConstants
 from equipoise.theory.curvature import ImagePass
 from equipoise.theory.expansion import RankOneExpansion, expanded_rows
@@ -174,34 +177,43 @@ class LinearProblem(Card):
         """The same problem with clusters and times beside its rows."""
         return replace(self, source=self.source.marked(clusters, time))
 
-    def rowwise(self, theta: Array) -> LinearRowwise:
+    def rowwise(self, theta: Array, along: Array | None = None) -> LinearRowwise:
         """Scores and curvatures of single rows; with an estimated shape or dispersion, those of θ̂ with it free."""
-        plain = LinearRowwise(self.settled(theta).model, theta)
-        return plain if not self.free else replace(plain, along=self._stacked(plain).along)
+        plain = LinearRowwise(self.settled(theta).model, theta, along)
+        if not self.free or along is not None:
+            return plain
+        sums = self.source.reduce(StackedPass(plain))
+        return replace(plain, along=sums.cross / sums.bend)
+
+    def joint(self) -> JointProblem | None:
+        """With the shape of a gamma or the dispersion of counts among the parameters."""
+        return JointProblem(self) if self.free and self.model.open else None
 
     @property
     def free(self) -> bool:
         """Whether an estimated shape or dispersion moves with θ̂: it enters the loss beside it."""
         return self.model.estimated and self.model.divergence is None and self.model.family.parameter != "scale"
 
-    def stacked(self, moments: Moments) -> Moments:
+    def stacked(self, moments: Moments) -> tuple[Moments, Array | None]:
         """The moments with what an estimated constant adds to the uncertainty of θ̂: zero where the means are right."""
         if not self.free:
-            return moments
-        plain = LinearRowwise(self.settled(moments.params).model, moments.params)
-        found = self._stacked(plain)
-        sums, n = self.source.reduce(ScorePass(replace(plain, along=found.along))), self.source.n
-        mean = sums.score / n
-        return replace(
+            return moments, None
+        operator = moments.curvature
+        known = isinstance(operator, LinearCurvature) and operator.problem.source is self.source
+        sums = cast(LinearCurvature, operator).stacked if known else None
+        if sums is None:
+            sums = self.source.reduce(StackedPass(LinearRowwise(self.settled(moments.params).model, moments.params)))
+        n, along = self.source.n, sums.cross / sums.bend
+        mean = (sums.score - along * sums.constant) / n
+        mixed = np.outer(along, sums.mixed)
+        scatter = sums.scatter - mixed - mixed.T + np.outer(along, along) * sums.square
+        changed = replace(
             moments,
-            hessian=moments.hessian - np.outer(found.along, found.along) * (found.bend / n),
-            score_cov=symmetric(sums.scatter) / n - np.outer(mean, mean),
+            hessian=moments.hessian - np.outer(along, along) * (sums.bend / n),
+            score_cov=symmetric(scatter) / n - np.outer(mean, mean),
             mean_score=mean,
         )
-
-    def _stacked(self, plain: LinearRowwise) -> Stacked:
-        sums = self.source.reduce(plain.stacked)
-        return Stacked(sums.cross / sums.bend, sums.bend)
+        return changed, along
 
     def identified(self, theta: Array) -> LinearProblem:
         """A regression whose Hessian is singular is not fitted at all, so that nothing is left out."""
@@ -230,7 +242,8 @@ class LinearProblem(Card):
     def moments(self, theta: Array) -> Moments:
         """J, V, H and the curvature operator at θ."""
         here = self.settled(theta)
-        sums, n = self.source.reduce(MomentPass(here.model, theta)), self.source.n
+        sums, stacked = self._moment_sums(here.model, theta)
+        n = self.source.n
         J, mean = symmetric(sums.hessian) / n, sums.score / n
         return Moments(
             n=self.n,
@@ -242,8 +255,16 @@ class LinearProblem(Card):
             noise_ratio=sums.square / sums.second,
             names=self.names,
             constant=here.constant,
-            curvature=here.curvature(theta),
+            curvature=LinearCurvature(here, theta, stacked=stacked),
         )
+
+    def _moment_sums(self, model: GLM, theta: Array) -> tuple[MomentSums, StackedSums | None]:
+        """Those of the moments, and in the same pass what an estimated constant adds to them."""
+        plain = MomentPass(model, theta)
+        if not self.free:
+            return self.source.reduce(plain), None
+        both = self.source.reduce(Both(plain, StackedPass(LinearRowwise(model, theta))))
+        return both.first, both.second
 
     def curvature(self, theta: Array) -> LinearCurvature:
         """The operator behind K at θ."""
@@ -362,12 +383,14 @@ class LinearProblem(Card):
 class LinearCurvature:
     """Curvature of a linear-predictor loss: J_n = h_n x_n x_nᵀ, third derivative t_n x_n ⊗ x_n ⊗ x_n.
 
-    One pass gives both averages against a matrix, and the last ones are kept: a law asks for one after the other.
+    One pass gives both averages against a matrix, and the last ones are kept: a law asks for one after the other. `stacked`
+    are sums that the pass of the moments made besides.
     """
 
     problem: LinearProblem
     theta: Array
     leverage: Leveraging | None = None
+    stacked: StackedSums | None = None
     _last: dict[bytes, CurvatureSums] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -406,9 +429,10 @@ class LinearCurvature:
 
     def sampled(self, count: int) -> LinearCurvature:
         """The same of so many rows at most."""
-        if count >= self.problem.source.n:
+        source = self.problem.source
+        if count >= source.n and source.in_memory:
             return self
-        return LinearCurvature(self.problem.subsample(count, seed=None), self.theta, self.leverage)
+        return LinearCurvature(self.problem.subsample(min(count, source.n), seed=None), self.theta, self.leverage)
 
     def representative(self, count: int, S: Array) -> LinearCurvature:
         """The same of so many rows, where they have the mean (h_n x_nᵀSx_n)⁴ of all: then no other stands out."""

@@ -5,8 +5,9 @@ Each pass is a small frozen object that is called with a block of rows, so that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from equipoise.models.glm import GLM
 
 __all__ = [
+    "Both",
+    "BothSums",
     "BoundPass",
     "BoundSums",
     "CrossPass",
@@ -64,6 +67,25 @@ def weighted(rows: Rows, terms: Array) -> Array:
 def counted(rows: Rows, terms: Array) -> Array:
     """Terms of each row times its frequency: of a sum over observations, the last factor."""
     return terms if rows.frequency is None else terms * rows.frequency
+
+
+class BothSums(NamedTuple):
+    """The sums of two passes."""
+
+    first: Any
+    second: Any
+
+
+@dataclass(frozen=True)
+class Both:
+    """Two passes in one reading."""
+
+    one: Callable[[Rows], Any]
+    other: Callable[[Rows], Any]
+
+    def __call__(self, rows: Rows) -> BothSums:
+        """The sums over one block."""
+        return BothSums(self.one(rows), self.other(rows))
 
 
 class LossSums(NamedTuple):

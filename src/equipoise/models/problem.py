@@ -22,7 +22,10 @@ from equipoise.theory.tuning import Tuning
 __all__ = [
     "CUSTOM",
     "Derivatives",
+    "Joint",
     "Layout",
+    "Measure",
+    "Minimised",
     "Model",
     "Problem",
     "Relaxation",
@@ -154,7 +157,23 @@ class Relaxation(Protocol):
         ...
 
 
-class Search(Protocol):
+class Measure(Protocol):
+    """What distances to a minimum are measured by, and why there may be none."""
+
+    def yardstick(self, theta: Array) -> Yardstick:
+        """What a distance from θ to the minimiser is compared with."""
+        ...
+
+    def metric(self) -> Array | None:
+        """M such that dᵀMd measures steps d by what they do to the rows; None for the parameters' own units."""
+        ...
+
+    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+        """What to say when the loss never rises along a direction close to a candidate: it has no minimiser."""
+        ...
+
+
+class Search(Measure, Protocol):
     """Where a minimum may be, and why there may be none; nothing of it is part of the loss."""
 
     @property
@@ -180,14 +199,6 @@ class Search(Protocol):
         """Convex problems whose minima are starts too."""
         ...
 
-    def yardstick(self, theta: Array) -> Yardstick:
-        """What a distance from θ to the minimiser is compared with."""
-        ...
-
-    def metric(self) -> Array | None:
-        """M such that dᵀMd measures steps d by what they do to the rows; None for the parameters' own units."""
-        ...
-
     def scaled(self) -> Scaled | None:
         """The problem in the data's own unit; None when the loss has no unit."""
         ...
@@ -196,8 +207,45 @@ class Search(Protocol):
         """Raise `FitFailed`, or warn, of an estimated constant that the rows do not determine."""
         ...
 
-    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
-        """What to say when the loss never rises along a direction close to a candidate: it has no minimiser."""
+
+class Minimised(Protocol):
+    """What Newton's method looks at: a loss with its rows."""
+
+    @property
+    def source(self) -> Rows:
+        """Where the rows are."""
+        ...
+
+    @property
+    def n(self) -> int:
+        """Number of observations."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per parameter."""
+        ...
+
+    @property
+    def quadratic(self) -> bool:
+        """Whether the loss is its own second-order expansion."""
+        ...
+
+    @property
+    def search(self) -> Measure:
+        """What distances are measured by."""
+        ...
+
+    def derivatives(self, theta: Array, order: int) -> Derivatives:
+        """L, with order 1 also ∇L, with order 2 also ∇²L, from one pass over the rows."""
+        ...
+
+
+class Joint(Minimised, Protocol):
+    """Parameters and the logarithm of an estimated constant as one problem."""
+
+    def loss(self, theta: Array) -> float:
+        """The loss of the parameters alone, close to where derivatives were taken last."""
         ...
 
 
@@ -262,6 +310,10 @@ class Problem(Protocol):
         """The problem with its constant fixed to one found before; itself for None."""
         ...
 
+    def joint(self) -> Joint | None:
+        """The same with its constant among the parameters, where that is estimated by likelihood; None elsewhere."""
+        ...
+
     def with_precision(self, gamma: float) -> Self:
         """The problem with the prior precision γI in place of its own; the prior mean is kept."""
         ...
@@ -278,11 +330,14 @@ class Problem(Protocol):
         """The same problem with clusters and times beside its rows; those that its source keeps, when neither is given."""
         ...
 
-    def stacked(self, moments: Moments) -> Moments:
-        """The moments with what an estimated constant adds to the uncertainty of θ̂; themselves where it adds nothing."""
+    def stacked(self, moments: Moments) -> tuple[Moments, Array | None]:
+        """The moments with what an estimated constant adds to the uncertainty of θ̂; themselves where it adds nothing.
+
+        And how it moves the scores of rows, for `rowwise`.
+        """
         ...
 
-    def rowwise(self, theta: Array) -> Rowwise:
+    def rowwise(self, theta: Array, along: Array | None = None) -> Rowwise:
         """Scores and curvatures of single rows at θ; a constant that is open is settled there."""
         ...
 

@@ -125,13 +125,13 @@ def covariance(
     """
     one_of("kind", kind, (*KINDS, *TARGETS))
     _require_own(kind, clusters, time, lags, small_sample)
-    moments = problem.stacked(moments)
+    moments, along = problem.stacked(moments)
     df = _degrees(moments, kind, problem.quadratic)
     if kind in PLAIN:
         return from_moments(moments, kind, problem.quadratic)
     n = moments.n
     here = problem.marked(clusters, time)
-    rowwise = here.rowwise(moments.params)
+    rowwise = here.rowwise(moments.params, along)
     if kind in _POWER:
         return Covariance(pulled(moments, _leveraged(here, rowwise, moments, _POWER[kind])), kind, df=df)
     if kind == "HAC":

@@ -17,16 +17,9 @@ from equipoise.models.profile import ConstantTerms, constant_terms
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM
 
-__all__ = ["LinearRowwise", "ScorePass", "ScoreSums", "Stacked", "StackedSums", "require_below_one"]
+__all__ = ["LinearRowwise", "StackedPass", "StackedSums", "require_below_one"]
 
 _ONE = 1.0 - 1e-9  # leverage beyond which a row is fitted by columns of its own
-
-
-class StackedSums(NamedTuple):
-    """Second derivatives by the logarithm of the constant, and by it and θ."""
-
-    bend: float
-    cross: Array
 
 
 @dataclass(frozen=True)
@@ -47,15 +40,10 @@ class LinearRowwise:
         found = weighted(rows, loss.d1(eta, rows.y, loss.constants))[:, None] * rows.x
         if self.along is None:
             return found
-        return found - weighted(rows, self._terms(rows).score)[:, None] * self.along
+        return found - weighted(rows, self.terms(rows).score)[:, None] * self.along
 
-    def stacked(self, rows: Rows) -> StackedSums:
-        """H_θc and H_cc of one block."""
-        terms = self._terms(rows)
-        bend, cross = (counted(rows, weighted(rows, term)) for term in (terms.bend, terms.cross))
-        return StackedSums(float(bend.sum()), cross @ rows.x)
-
-    def _terms(self, rows: Rows) -> ConstantTerms:
+    def terms(self, rows: Rows) -> ConstantTerms:
+        """What each row says of the constant, weights left out."""
         assert self.model.constant is not None
         return constant_terms(self.model.family.name, self.model.constant, rows, self.theta)
 
@@ -90,31 +78,35 @@ class LinearRowwise:
         return weighted(rows, loss.d2(eta, y, loss.constants))
 
 
-class Stacked(NamedTuple):
-    """H_θc / H_cc and H_cc, summed over the observations."""
+class StackedSums(NamedTuple):
+    """H_cc and H_θc by the logarithm c of the constant; Σ u, Σ u², Σ u g, Σ g and Σ g gᵀ of the scores u by c and g by θ."""
 
-    along: Array
     bend: float
-
-
-class ScoreSums(NamedTuple):
-    """Σ g and Σ g gᵀ."""
-
+    cross: Array
+    constant: float
+    square: float
+    mixed: Array
     score: Array
     scatter: Array
 
 
 @dataclass(frozen=True)
-class ScorePass:
-    """Sums of scores and of their products."""
+class StackedPass:
+    """The sums behind the stacked estimating equations of θ and the constant."""
 
     rowwise: LinearRowwise
 
-    def __call__(self, rows: Rows) -> ScoreSums:
+    def __call__(self, rows: Rows) -> StackedSums:
         """The sums over one block."""
-        scores = self.rowwise.scores(rows)
-        counts = rows.counts[:, None]
-        return ScoreSums((scores * counts).sum(axis=0), (scores * counts).T @ scores)
+        terms, loss = self.rowwise.terms(rows), self.rowwise.model.loss
+        eta = predictor(rows, self.rowwise.theta)
+        bend, cross = (counted(rows, weighted(rows, term)) for term in (terms.bend, terms.cross))
+        g, u = (weighted(rows, term) for term in (loss.d1(eta, rows.y, loss.constants), terms.score))
+        slope, times = counted(rows, g), counted(rows, u)
+        return StackedSums(
+            float(bend.sum()), cross @ rows.x, float(times.sum()), float(times @ u), (times * g) @ rows.x, slope @ rows.x,
+            weighted_gram(rows.x, slope * g),
+        )  # fmt: skip
 
 
 def require_below_one(leverage: Array) -> None:

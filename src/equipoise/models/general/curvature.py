@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.linalg import Sums, blocks, fixed_order, symmetric, tree_sum
+from equipoise.models.passes import BothSums
 from equipoise.theory.curvature import emphasis
 from equipoise.theory.expansion import FullExpansion, expanded_rows
 
@@ -80,6 +81,7 @@ class GeneralCurvature:
     problem: GeneralProblem
     theta: Array
     drawn: _Leverage | None = None
+    _last: dict[bytes, BothSums] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def travels(self) -> bool:
@@ -88,14 +90,37 @@ class GeneralCurvature:
 
     def quadratic(self, S: Array) -> Array:
         """mean J_n S J_n."""
+        if not self.problem.source.in_memory:
+            return symmetric(self._both(S).first.total) / self.problem.source.n
+        with jax.enable_x64(True):
+            return symmetric(self.problem.reduce(self._products(S), S.size).total) / self.problem.source.n
 
+    def _products(self, S: Array) -> Callable[[Padded], _Quadratic]:
         def products(b: Padded) -> _Quadratic:
             J = np.asarray(self.problem.functions.hessians(self.theta, b.rows))[: b.size]
             left = J if self.drawn is None else J * self.drawn.emphasis(self._leverage(b, self.drawn, J))[:, None, None]
             return _Quadratic(np.einsum("nij,njk->ik", left @ S, J, optimize=True))
 
-        with jax.enable_x64(True):
-            return symmetric(self.problem.reduce(products, S.size).total) / self.problem.source.n
+        return products
+
+    def _bends(self, S: Array) -> Callable[[Padded], _Third]:
+        values, vectors = np.linalg.eigh(symmetric(S))
+
+        def bend(b: Padded) -> _Third:
+            return _Third(np.array(self.problem.functions.bend_gradient(self.theta, b.rows, b.mask, values, vectors.T)))
+
+        return bend
+
+    def _both(self, S: Array) -> BothSums:
+        """What `quadratic` and `third` sum up, from one reading of files; the last ones are kept."""
+        key = S.tobytes()
+        if key not in self._last:
+            products, bends = self._products(S), self._bends(S)
+            with jax.enable_x64(True):
+                found = self.problem.reduce(lambda b: BothSums(products(b), bends(b)), max(S.size, DIRECTIONS * len(S)))
+            self._last.clear()
+            self._last[key] = found
+        return self._last[key]
 
     def scatter(self) -> Array:
         """mean g_n g_nᵀ."""
@@ -120,7 +145,8 @@ class GeneralCurvature:
     def leveraged(self, inverse: Array, hessian: Array) -> GeneralCurvature:
         """The same for rows drawn by leverage."""
         del hessian  # second derivatives of a general loss may be negative, so that J does not have the mean
-        return replace(self, drawn=_Leverage.of(inverse)._replace(mean=float(self.leverages(inverse).mean())))
+        drawn = _Leverage.of(inverse)._replace(mean=float(self.leverages(inverse).mean()))
+        return GeneralCurvature(self.problem, self.theta, drawn)
 
     @property
     def _width(self) -> int:
@@ -139,15 +165,12 @@ class GeneralCurvature:
 
     def third(self, S: Array) -> Array:
         """∇³L[S], the regulariser's share included: the gradient of tr(∇²L S)."""
-        values, vectors = np.linalg.eigh(symmetric(S))
-        functions = self.problem.functions
-
-        def bend(b: Padded) -> _Third:
-            return _Third(np.array(functions.bend_gradient(self.theta, b.rows, b.mask, values, vectors.T)))
-
         with jax.enable_x64(True):
-            total = self.problem.reduce(bend, DIRECTIONS * len(S)).total
-            penalty = np.asarray(functions.penalty_bend(self.theta, S))
+            if self.problem.source.in_memory:
+                total = self.problem.reduce(self._bends(S), DIRECTIONS * len(S)).total
+            else:
+                total = self._both(S).second.total
+            penalty = np.asarray(self.problem.functions.penalty_bend(self.theta, S))
         return total / self.problem.source.n + penalty / self.problem.n
 
     def third_along(self, vectors: Array) -> Array:
@@ -196,7 +219,11 @@ class GeneralCurvature:
 
     def sampled(self, count: int) -> GeneralCurvature:
         """The same of so many rows at most."""
-        return self if count >= self.problem.source.n else replace(self, problem=self.problem.subsample(count, seed=0))
+        return (
+            self
+            if count >= self.problem.source.n
+            else GeneralCurvature(self.problem.subsample(count, seed=None), self.theta, self.drawn)
+        )
 
     def representative(self, count: int, S: Array) -> GeneralCurvature:
         """All rows."""
@@ -282,7 +309,7 @@ class FactoredCurvature:
 
     def expansion(self, basis: Array) -> FullExpansion:
         """The derivatives of the rows, written out."""
-        return replace(self.exact, drawn=self.drawn).expansion(basis)
+        return GeneralCurvature(self.exact.problem, self.exact.theta, self.drawn).expansion(basis)
 
     def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
         """Σ f(Rᵀ J_n v)."""
@@ -344,6 +371,8 @@ def factored_curvature(exact: GeneralCurvature) -> FactoredCurvature | None:
     further probe checks every row, so that a row of higher rank is never missed.
     """
     dim, problem = exact.theta.size, exact.problem
+    if not problem.source.in_memory:
+        return None  # a pass over files costs more than it would save
     rng = np.random.default_rng(0)
     some = problem.source.sample(min(_PROBED_ROWS, problem.source.n), seed=0)
     with jax.enable_x64(True):

@@ -30,6 +30,7 @@ from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvatu
 from equipoise.models.general.rowwise import GeneralRowwise
 from equipoise.models.general.search import GeneralSearch
 from equipoise.models.general.structure import Structure
+from equipoise.models.passes import BothSums
 from equipoise.models.problem import Derivatives
 from equipoise.theory.curvature import emphasis
 from equipoise.theory.moments import Moments
@@ -149,12 +150,14 @@ class GeneralProblem(Card):
     def check(self) -> None:
         """Trace the loss of the first row and the regulariser, evaluate both at the start, and name what is wrong."""
         functions, start = self.functions, self.flatten(self.model.init)
+        # a pass over files to look at a start would be one too many
+        some = self if self.source.in_memory else self.subsample(min(_SOME, self.source.n), None)
         with jax.enable_x64(True):
-            rows = self.padded(next(iter(self.source.blocks())).take(slice(0, 1)), 1).rows
+            rows = self.padded(next(iter(some.source.blocks())).take(slice(0, 1)), 1).rows
             first = jax.tree.map(lambda a: a[0], rows)
             _require_scalar("loss", "(init, one row of the data)", functions.row, start, first)
             _require_scalar("regularizer", "init", functions.penalty, start)
-        value = self.derivatives(start, 0).value
+        value = some.derivatives(start, 0).value
         if not np.isfinite(value):
             raise InvalidInput("init", "a point where the loss is finite", f"mean loss {value}", "choose another start")
 
@@ -171,12 +174,17 @@ class GeneralProblem(Card):
         """The same problem with clusters and times beside its rows."""
         return replace(self, source=self.source.marked(clusters, time))
 
-    def stacked(self, moments: Moments) -> Moments:
+    def stacked(self, moments: Moments) -> tuple[Moments, None]:
         """No constant is estimated."""
-        return moments
+        return moments, None
 
-    def rowwise(self, theta: Array) -> GeneralRowwise:
+    def joint(self) -> None:
+        """No constant is estimated."""
+        return
+
+    def rowwise(self, theta: Array, along: Array | None = None) -> GeneralRowwise:
         """Scores and curvatures of single rows."""
+        del along
         return GeneralRowwise(self, theta)
 
     def identified(self, theta: Array) -> GeneralProblem:
@@ -206,8 +214,8 @@ class GeneralProblem(Card):
                 value, gradient = functions.gradient(theta, b.rows, b.mask)
                 return _LossSums(float(value), np.array(gradient))
 
-            sums = self.reduce(slope, theta.size)
-            H = nothing if order == 1 else self._loss_hessian(theta) + d2R / self.n
+            sums, J = self._with_hessian(slope, theta) if order > 1 else (self.reduce(slope, theta.size), nothing)
+            H = nothing if order == 1 else J + d2R / self.n
         return Derivatives(sums.value / n + float(R) / self.n, sums.gradient / n + dR / self.n, H)
 
     def moments(self, theta: Array) -> Moments:
@@ -219,9 +227,8 @@ class GeneralProblem(Card):
             return _ScoreSums(g.sum(axis=0), g.T @ g)
 
         with jax.enable_x64(True):
-            sums, n = self.reduce(scores, theta.size), self.source.n
+            (sums, J), n = self._with_hessian(scores, theta), self.source.n
             d2R = np.asarray(functions.penalty_derivatives(theta)[2])
-            J = self._loss_hessian(theta)
         mean = sums.score / n
         V = symmetric(sums.scatter / n - np.outer(mean, mean))
         return Moments(
@@ -298,13 +305,22 @@ class GeneralProblem(Card):
         mask = jnp.asarray(np.arange(length) < block.n, dtype=jnp.float64)
         return Padded(jax.tree.unflatten(self.tree, [jnp.asarray(leaf) for leaf in leaves]), mask, block.n)
 
-    def _loss_hessian(self, theta: Array) -> Array:
+    def _with_hessian(self, f: Callable[[Padded], Sums], theta: Array) -> tuple[Sums, Array]:
+        """Σ f and the mean Hessian of the rows; where a pass reads files, in one. Call it in float64."""
+
         def bend(b: Padded) -> _HessianSums:
             return _HessianSums(np.array(self.functions.hessian(theta, b.rows, b.mask)))
 
-        with jax.enable_x64(True):
-            # a tangent per parameter through what lies between parameters and loss, and that is narrower than they are
-            return symmetric(self.reduce(bend, int(theta.size**1.5)).hessian) / self.source.n
+        def both(b: Padded) -> BothSums:
+            return BothSums(f(b), bend(b))
+
+        # a tangent per parameter through what lies between parameters and loss, and that is narrower than they are
+        width = int(theta.size**1.5)
+        if self.source.in_memory:
+            sums, hessian = self.reduce(f, theta.size), self.reduce(bend, width).hessian
+        else:
+            sums, (hessian,) = self.reduce(both, width)
+        return sums, symmetric(hessian) / self.source.n
 
 
 def _held(source: Scan[Columns], tuning: Tuning, touched: float) -> bool:

@@ -1,0 +1,157 @@
+"""Parameters together with an estimated shape or dispersion, as one problem: where a pass costs much, both are found at once.
+
+A profile likelihood takes a fit for every constant and several passes for every fit. Near the minimum, which a sample gives,
+Newton's method in (θ, log c) takes as few passes as one in θ alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from scipy.special import gammaln
+
+from equipoise.arrays import Array
+from equipoise.data.arrays import Rows
+from equipoise.errors import FitFailed
+from equipoise.linalg import symmetric, weighted_gram
+from equipoise.models.passes import counted, predictor, weighted
+from equipoise.models.problem import Derivatives, Yardstick
+from equipoise.models.profile import constant_terms
+
+if TYPE_CHECKING:
+    from equipoise.data.source import Source
+    from equipoise.models.glm import GLM
+    from equipoise.models.linear import LinearProblem
+
+__all__ = ["JointPass", "JointProblem"]
+
+
+class JointSums(NamedTuple):
+    """Σ −log f (up to what depends on y alone), its derivatives by (θ, log c), and of the loss its value and slope by log c."""
+
+    value: float
+    gradient: Array
+    hessian: Array
+    loss: float
+    slope: float
+
+
+@dataclass(frozen=True)
+class JointPass:
+    """The negative log-likelihood at (θ, log c)."""
+
+    model: GLM
+    theta: Array
+
+    def __call__(self, rows: Rows) -> JointSums:
+        """Sums over one block."""
+        loss, eta, family = self.model.loss, predictor(rows, self.theta), self.model.family.name
+        constant, y = float(self.model.constant or 0.0), rows.y
+        terms = constant_terms(family, constant, rows, self.theta)
+
+        def total(each: Array) -> Array:
+            return counted(rows, weighted(rows, each))
+
+        plain, d1, d2 = (d(eta, y, loss.constants) for d in (loss.value, loss.d1, loss.d2))
+        if family == "gamma":
+            rest = gammaln(constant) - constant * (np.log(y) + np.log(constant))
+            along = plain
+        else:
+            r = 1.0 / constant
+            rest = gammaln(r) - gammaln(y + r)
+            along = d1 - np.logaddexp(0.0, eta + np.log(constant)) * r
+        cross = total(terms.cross) @ rows.x
+        corner = float(total(terms.bend).sum())
+        hessian = np.block([[weighted_gram(rows.x, total(d2)), cross[:, None]], [cross, np.array([[corner]])]])
+        return JointSums(
+            float(total(plain + rest).sum()), np.append(total(d1) @ rows.x, total(terms.score).sum()), hessian,
+            float(total(plain).sum()), float(total(along).sum()),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class JointSearch:
+    """What Newton's method asks for besides derivatives."""
+
+    problem: JointProblem
+
+    def yardstick(self, theta: Array) -> Yardstick:
+        """That of the parameters alone."""
+        here = self.problem.problem.at_constant(float(np.exp(theta[-1])))
+        return here.search.yardstick(theta[:-1])
+
+    def metric(self) -> None:
+        """None is needed so close to the minimum."""
+        return
+
+    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+        """A loss that never rises along parameters alone."""
+        key = next(iter(self.problem._last))
+        here = self.problem.problem.at_constant(float(np.exp(np.frombuffer(key)[-1])))
+        return here.search.explain([theta[:-1] for theta in candidates])
+
+
+@dataclass(frozen=True)
+class JointProblem:
+    """A problem whose constant is the last parameter, by its logarithm."""
+
+    problem: LinearProblem
+    _last: dict[bytes, JointSums] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def source(self) -> Source[Rows]:
+        """Where the rows are."""
+        return self.problem.source
+
+    @property
+    def n(self) -> int:
+        """Number of observations."""
+        return self.problem.n
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """One name per parameter."""
+        return (*self.problem.names, self.problem.model.family.parameter or "constant")
+
+    @property
+    def quadratic(self) -> bool:
+        """No such likelihood is."""
+        return False
+
+    @property
+    def search(self) -> JointSearch:
+        """Where its minimum may be."""
+        return JointSearch(self)
+
+    def derivatives(self, theta: Array, order: int) -> Derivatives:
+        """Value, gradient and Hessian, all from one pass whatever is asked for."""
+        del order
+        sums, n = self._sums(theta), self.source.n
+        away = theta[:-1] - self.problem.mean
+        pull = self.problem.precision @ away
+        gradient, hessian = sums.gradient / n, symmetric(sums.hessian) / n
+        gradient[:-1] += pull / self.n
+        hessian[:-1, :-1] += self.problem.precision / self.n
+        return Derivatives(sums.value / n + 0.5 * float(away @ pull) / self.n, gradient, hessian)
+
+    def loss(self, theta: Array) -> float:
+        """The loss of the parameters alone; of a point close to the last one it is extrapolated from there."""
+        (key, sums), n, prior = next(iter(self._last.items())), self.source.n, self.problem.precision
+        last = np.frombuffer(key)
+        moved, away = theta - last, last[:-1] - self.problem.mean
+        slope = np.append(sums.gradient[:-1] / n + prior @ away / self.n, sums.slope / n)
+        bend = symmetric(sums.hessian[:-1, :-1]) / n + prior / self.n
+        here = sums.loss / n + 0.5 * float(away @ (prior @ away)) / self.n
+        return here + float(slope @ moved) + 0.5 * float(moved[:-1] @ (bend @ moved[:-1]))
+
+    def _sums(self, theta: Array) -> JointSums:
+        key = theta.tobytes()
+        if key not in self._last:
+            here = self.problem.at_constant(float(np.exp(theta[-1])))
+            found = self.source.reduce(JointPass(here.model, theta[:-1]))
+            self._last.clear()
+            self._last[key] = found
+        return self._last[key]
