@@ -51,7 +51,7 @@ _TUNING = ("residual", "proxy", "structure", "distance", "fidelity")
 _PLAN = ("chains", "draws", "thin", "burn_in", "ess", "seconds", "sampler")
 _TARGET = ("kind", "by", "groups", "lags", "repaired", "df")
 _HALF = ("mean", "sd", "skewness")
-_CHAINS = ("names", "thin", "burn_in", "seed", "statistics", "independent")
+_CHAINS = ("names", "thin", "burn_in", "seed", "statistics", "independent", "group")
 _DIVERGENCES: dict[str, Callable[..., Divergence]] = {kind.__name__: kind for kind in (Beta, Huber, Pinball, StudentT)}
 
 T = TypeVar("T")
