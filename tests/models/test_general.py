@@ -858,7 +858,7 @@ def test_arviz_has_one_variable_per_leaf(calibrated, tmp_path) -> None:
         warnings.simplefilter("ignore")
         loaded = eq.load(cal.save(tmp_path / "run.eqz"))
         for run in (cal, loaded):
-            posterior = run.to_arviz()["posterior"]
+            posterior = run.to_arviz()["draws"]
             lead = cal.draws.shape[:2]
             shapes = {name: posterior[name].shape for name in posterior.data_vars}
             assert shapes == {

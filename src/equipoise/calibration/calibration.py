@@ -150,11 +150,15 @@ class Calibration(Card):
         flag("exponentiate", exponentiate), flag("stars", stars)
         return summarise(self, probability("interval", interval), method, exponentiate, stars)
 
-    def to_arviz(self) -> Any:
-        """The draws as ArviZ data (InferenceData in 0.x, a DataTree in 1.x), one variable per parameter."""
-        from equipoise.interop.arviz import to_arviz
+    def to_arviz(self, log_likelihood: bool = False) -> Any:
+        """The draws as ArviZ data (InferenceData in 0.x, a DataTree in 1.x), one variable per parameter.
 
-        return to_arviz(self)
+        Their group is called `posterior` if that is the target, and else `draws`; `log_likelihood` adds that of every row,
+        for leave-one-out criteria.
+        """
+        from equipoise.interop.arviz import calibration_to_arviz
+
+        return calibration_to_arviz(self, flag("log_likelihood", log_likelihood))
 
     def attach(self, model: Model | Problem, data: object = None, **reading: object) -> Calibration:
         """The same run with a reference to its problem, after it was loaded or sent.

@@ -55,7 +55,7 @@ _TARGET = ("kind", "by", "groups", "lags", "repaired", "df")
 _TOLD = ("n", "df_resid", "r_squared_kind", "words")  # of the fit's statistics; the others are numbers
 _NUMBERS = tuple(f.name for f in fields(FitStatistics) if f.name not in _TOLD)
 _HALF = ("mean", "sd", "skewness")
-_CHAINS = ("names", "thin", "burn_in", "seed", "statistics", "independent")
+_CHAINS = ("names", "thin", "burn_in", "seed", "statistics", "independent", "group")
 _DIVERGENCES: dict[str, Callable[..., Divergence]] = {kind.__name__: kind for kind in (Beta, Huber, Pinball, StudentT)}
 
 T = TypeVar("T")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -16,7 +17,9 @@ from equipoise.models.layout import FlatLayout
 from equipoise.models.problem import Layout
 from equipoise.theory.tuning import Tuning
 
-__all__ = ["Chains", "Statistics", "no_statistics"]
+__all__ = ["Chains", "Statistics", "group_of", "no_statistics"]
+
+_SAME = 1e-6  # of N H Σ from the identity, for the posterior's covariance
 
 
 # steps (of each chain), rows (touched by all), seconds (of sampling, not of compiling), guard_hits and guard_rate (share
@@ -27,6 +30,15 @@ Statistics = dict[str, float]
 def no_statistics() -> Statistics:
     """Those of draws that no chain was run for."""
     return dict.fromkeys(("steps", "rows", "seconds", "guard_hits", "guard_rate"), 0.0)
+
+
+def group_of(tuning: Tuning) -> str:
+    """What draws of a tuning are called."""
+    moments = tuning.predicted.moments
+    sd = np.sqrt(np.diag(tuning.target))
+    # in units of standard deviations, so that those of the parameters do not matter
+    away = moments.n * (moments.hessian * np.outer(sd, sd)) @ (tuning.target / np.outer(sd, sd)) - np.eye(tuning.dim)
+    return "posterior" if np.abs(away).max() <= _SAME else "draws"
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,6 +61,8 @@ class Chains(Card):
         Where each chain stands.
     independent
         Whether the draws are independent ones from a normal law: no chain was run.
+    group
+        What draws are called elsewhere: `posterior` where the target is the posterior's covariance, and else `draws`.
     """
 
     draws: Array
@@ -60,6 +74,7 @@ class Chains(Card):
     statistics: Statistics = field(default_factory=no_statistics)
     state: tuple[ChainState, ...] = field(default=(), repr=False)
     independent: bool = False
+    group: str = "draws"
 
     @classmethod
     @checked_options
@@ -86,11 +101,18 @@ class Chains(Card):
                 "reshape them",
             )
         names = tuning.predicted.moments.names or tuple(f"x{j}" for j in range(tuning.dim))
-        return cls(array, names, whole("thin", thin, 1, "pass an int"), 0, 0, FlatLayout(names))
+        every = whole("thin", thin, 1, "pass an int")
+        return cls(array, names, every, 0, 0, FlatLayout(names), group=group_of(tuning))
 
     def tree(self) -> object:
         """The draws in the model's own parameter structure, with leading axes (chains, draws)."""
         return self.layout.unflatten(self.draws)
+
+    def to_arviz(self) -> Any:
+        """The draws as ArviZ data, one variable per parameter; sandwich draws are not called a posterior."""
+        from equipoise.interop.arviz import to_arviz
+
+        return to_arviz(self)
 
     def flat(self) -> Array:
         """All chains joined, (chains · draws, D)."""

@@ -20,7 +20,7 @@ from equipoise.models.binding import verb
 from equipoise.models.problem import CUSTOM, Problem
 from equipoise.progress import Progress, waiting
 from equipoise.sampling.budget import predicted_seconds, require_possible
-from equipoise.sampling.chains import Chains
+from equipoise.sampling.chains import Chains, group_of
 from equipoise.sampling.checkpoint import Checkpoint, fingerprint
 from equipoise.sampling.interrupt import interruptible
 from equipoise.theory.dynamics import Dynamics, Epochs
@@ -288,4 +288,7 @@ def _collect(run: Run, problem: Problem, tuning: Tuning, seed: int, seconds: flo
         "guard_hits": float(hits),
         "guard_rate": hits / max(1, taken),
     }
-    return Chains(run.draws, problem.names, run.thin, run.burn_in, seed, problem.layout, statistics, tuple(run.states))
+    return Chains(
+        run.draws, problem.names, run.thin, run.burn_in, seed, problem.layout, statistics, tuple(run.states),
+        group=group_of(tuning),
+    )  # fmt: skip

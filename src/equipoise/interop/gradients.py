@@ -1,0 +1,119 @@
+"""The gradient a tuning was made for, as a JAX function of parameters and a batch, for loops of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equipoise.checks import shown
+from equipoise.engines.jax.projection import Traced, Tree
+from equipoise.errors import InvalidInput
+from equipoise.interop.moves import move_of, require_size
+from equipoise.models.general.model import Model
+from equipoise.models.general.problem import GeneralProblem
+from equipoise.models.general.structure import Structure
+from equipoise.theory.tuning import Tuning
+
+__all__ = ["flat_gradient", "general_model", "gradient", "raveled"]
+
+
+def gradient(tuning: Tuning, model: Model | GeneralProblem) -> Callable[[Any, Any], Any]:
+    """The stochastic gradient of the mean regularised loss: plain, or with control variates if the tuning asks for them.
+
+    Parameters
+    ----------
+    tuning
+        What the chain is tuned to.
+    model
+        An `eq.Model`, or a problem of one.
+
+    Returns
+    -------
+    Callable
+        `gradient(params, batch)`: a tree like `params`; `batch` has the data's structure, with rows along the first axis.
+    """
+    loss = general_model(model)
+    slope = flat_gradient(tuning, loss)
+
+    def of_tree(params: Any, batch: Any) -> Any:
+        theta, back = raveled(loss.structure, params)
+        return back(slope(theta, batch))
+
+    return of_tree
+
+
+def flat_gradient(tuning: Tuning, model: Model) -> Callable[[Traced, Tree], Traced]:
+    """The same for flat parameters.
+
+    With control variates, the mean gradient of all rows at θ̂ is what the regulariser's is there, with the other sign.
+    """
+    move_of(tuning)
+    require_size(tuning, model.structure.dim, "tune on this model's moments")
+    functions, push, n = model.functions, _push(tuning, model), tuning.predicted.moments.n
+
+    def mean(theta: Traced, batch: Tree) -> Traced:
+        return jnp.mean(jax.vmap(functions.row, (None, 0))(theta, batch))
+
+    def plain(theta: Traced, batch: Tree) -> Traced:
+        return jax.grad(mean)(theta, batch) + push(theta) / n
+
+    def varied(theta: Traced, batch: Tree) -> Traced:
+        center = jnp.asarray(tuning.center, dtype=theta.dtype)
+        here, there = jax.vmap(lambda t: jax.grad(mean)(t, batch))(jnp.stack([theta, center]))
+        return here - there + (push(theta) - push(center)) / n
+
+    return varied if tuning.dynamics.gradient == "control-variate" else plain
+
+
+def _push(tuning: Tuning, model: Model) -> Callable[[Traced], Traced]:
+    """∇R, in the precision of the user's parameters; a Gaussian prior's is linear, and all of it known at θ̂."""
+    penalty = model.functions.penalty
+    if model.regularizer is not None:
+        return jax.grad(penalty)
+    with jax.enable_x64(True):
+        slope, bend = (np.asarray(d(penalty)(tuning.center)) for d in (jax.grad, jax.hessian))
+
+    def linear(theta: Traced) -> Traced:
+        at = theta.dtype
+        return jnp.asarray(slope, at) + jnp.asarray(bend, at) @ (theta - jnp.asarray(tuning.center, at))
+
+    return linear
+
+
+def general_model(model: object) -> Model:
+    """The loss in JAX behind a model or a problem."""
+    found = model.model if isinstance(model, GeneralProblem) else model
+    if not isinstance(found, Model):
+        raise InvalidInput(
+            "model",
+            "an eq.Model or a problem of one, whose loss is in JAX",
+            shown(type(found)),
+            "write the loss in JAX",
+        )
+    return found
+
+
+def raveled(structure: Structure, params: Any) -> tuple[Traced, Callable[[Traced], Any]]:
+    """The coordinates of a tree of parameters, and how a gradient in them becomes a tree; constants have none."""
+    if structure.basis is not None:
+        return jnp.asarray(params), lambda flat: flat
+    leaves, tree = jax.tree.flatten(params)
+    parts = [jnp.asarray(leaf) for leaf, varies in zip(leaves, structure.varies, strict=True) if varies]
+    theta = jnp.concatenate([jnp.ravel(part) for part in parts])
+
+    def back(flat: Traced) -> Any:
+        found, start = [], 0
+        for leaf, varies in zip(leaves, structure.varies, strict=True):
+            if not varies:
+                found.append(jnp.zeros_like(leaf))
+                continue
+            shape, size = jnp.shape(leaf), jnp.size(leaf)
+            found.append(flat[start : start + size].reshape(shape))
+            start += size
+        return jax.tree.unflatten(tree, found)
+
+    return theta, back

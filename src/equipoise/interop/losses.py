@@ -1,0 +1,30 @@
+"""The loss of every row at every draw, for losses of one's own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.models.general.problem import GeneralProblem
+from equipoise.models.problem import Problem
+
+__all__ = ["losses"]
+
+
+def losses(problem: Problem, draws: Array) -> Array:
+    """(draws, rows)."""
+    assert isinstance(problem, GeneralProblem)  # there is no other kind without a linear predictor
+    parts, longest = [], 0
+    with jax.enable_x64(True):
+        each = jax.jit(
+            lambda thetas, rows: jax.lax.map(
+                lambda theta: jax.vmap(problem.functions.row, (None, 0))(theta, rows), thetas
+            )
+        )
+        for block in problem.source.blocks(len(draws)):
+            longest = max(longest, block.n)
+            padded = problem.padded(block, longest)
+            parts.append(np.asarray(each(jnp.asarray(draws), padded.rows))[:, : padded.size])
+    return np.concatenate(parts, axis=1)

@@ -1,0 +1,91 @@
+"""Draws of a probabilistic program, in its own sites: what lies between flat coordinates and named, constrained values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.models.layout import Skeleton, Variables
+
+if TYPE_CHECKING:
+    from equipoise.models.general.structure import Structure
+
+__all__ = ["SiteLayout", "Sites"]
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """The way from unconstrained coordinates to sites and back.
+
+    Attributes
+    ----------
+    outward
+        Unconstrained values by label → sites by name, those that follow from them included.
+    inward
+        The sites that vary, by name → unconstrained values by label.
+    names
+        The sites that vary.
+    """
+
+    outward: Callable[[Any], dict[str, Any]]
+    inward: Callable[[Mapping[str, Any]], dict[str, Any]]
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SiteLayout:
+    """Flat coordinates as the sites of a program.
+
+    Attributes
+    ----------
+    structure
+        The unconstrained coordinates.
+    sites
+        What becomes of them.
+    """
+
+    structure: Structure
+    sites: Sites
+
+    @property
+    def variables(self) -> Variables:
+        """Name and shape of every array of coordinates, which are unconstrained."""
+        return self.structure.variables
+
+    def unflatten(self, theta: Any) -> dict[str, Any]:
+        """Vectors with any leading axes as sites, inside compiled functions too."""
+        import jax  # those who look at draws of other models do without it
+        import jax.numpy as jnp
+
+        if isinstance(theta, jax.core.Tracer):
+            return self._many(jnp.asarray(theta))
+        with jax.enable_x64(True):
+            found = jax.jit(self._many)(jnp.asarray(theta))
+            return {name: np.asarray(value) for name, value in found.items()}
+
+    def skeleton(self) -> Skeleton:
+        """What can be kept: the unconstrained coordinates, by their labels."""
+        return self.structure.skeleton()
+
+    def _many(self, theta: Any) -> dict[str, Any]:
+        import jax
+
+        lead = theta.shape[:-1]
+        flat = theta.reshape(prod(lead), theta.shape[-1])
+        found = jax.lax.map(lambda t: self.sites.outward(self.structure.unflatten(t)), flat)
+        return {name: value.reshape(*lead, *value.shape[1:]) for name, value in found.items()}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> SiteLayout:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[[Skeleton], Skeleton], tuple[Skeleton]]:
+        # programs do not travel
+        return _same, (self.skeleton(),)
+
+
+def _same(skeleton: Skeleton) -> Skeleton:
+    return skeleton
