@@ -148,7 +148,9 @@ def nuts_cases(smoke: bool = False) -> Iterator[Case]:
         eta = 0.5 * x[:, 0] + x[:, 1:] @ rng.normal(scale=0.5, size=dim - 1)
         y = _response(family, eta, rng)
         draws, effective = _nuts(family, x, y, 500 if smoke else 20_000, seed)
-        problem = eq.bind(eq.glm(family, prior_precision=0.25), (x, y))
+        # the gamma law's shape is known to both
+        model = eq.glm(family, prior_precision=0.25, **({"shape": 1.0} if family == "gamma" else {}))
+        problem = eq.bind(model, (x, y))
         yield Case(f"{family} N={n} D={dim}", problem, Reference.of(draws, effective))
 
 
