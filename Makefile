@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 
-.PHONY: setup demo test test-slow test-torch test-browser lint format types docs coverage-study posteriors bench bench-peers reproduce clean
+.PHONY: setup demo test test-slow test-torch test-browser lint format types docs coverage-study posteriors bench bench-peers reproduce dist test-pythons clean
 
 setup: $(STAMP)
 
@@ -58,9 +58,31 @@ bench: setup
 reproduce: setup
 	$(BIN)/equipoise reproduce all $(if $(GERMAN_CSV),--german-csv $(GERMAN_CSV))
 
+# what is published: built, checked, installed into an empty environment and tried there
+dist: setup
+	rm -rf dist build/wheel-env
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/wheel-env
+	build/wheel-env/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build && wheel-env/bin/python -c "import numpy, pandas; x = numpy.arange(500) % 7; \
+	  pandas.DataFrame({'x': x, 'y': numpy.random.default_rng(0).poisson(1 + x)}).to_csv('counts.csv', index=False)" \
+	  && wheel-env/bin/equipoise fit counts.csv "y ~ x" --family poisson --report counts.html
+
+# the same suite on every other Python at hand
+PYTHONS ?= python3.12 python3.13
+test-pythons:
+	@for python in $(PYTHONS); do \
+	  if $$python -c "" 2>/dev/null; then \
+	    echo "== $$python" && $(MAKE) --no-print-directory setup VENV=.venv-$$python PYTHON=$$python \
+	      && .venv-$$python/bin/pytest -n $(WORKERS) --dist loadgroup -m "not slow" -p no:cacheprovider || exit 1; \
+	  else echo "== $$python is not here: skipped"; fi; \
+	done
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache build dist out
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache build dist out
