@@ -93,6 +93,11 @@ class RowTable:
         table.put(slice(None), rows)
         return table
 
+    def room(self, here: slice) -> Cells:
+        """Where rows are to be written, with what they are padded with in its place."""
+        self.cells[here, self.dim :] = 0.0
+        return self.cells[here, : self.dim]
+
     def put(self, here: slice | Index, rows: Cells) -> None:
         """Write rows, and what they are padded with."""
         self.cells[here, : self.dim] = rows

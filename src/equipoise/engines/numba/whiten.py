@@ -326,9 +326,12 @@ class Whitener:
             if count < size or not x.flags.c_contiguous:
                 block[:count] = x
                 x = block
-            np.matmul(x, self.root, out=product)
             base[here] = (x @ self.center)[:count]
             places = slice(where.start + first, where.start + here.stop) if isinstance(where, slice) else where[here]
+            if count == size and isinstance(places, slice):
+                np.matmul(x, self.root, out=self.table.room(places))
+                continue
+            np.matmul(x, self.root, out=product)
             self.table.put(places, product[:count])
         base = base if rows.offset is None else base + rows.offset
         weights = np.ones(rows.height) if rows.weights is None else rows.weights
