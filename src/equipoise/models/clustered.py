@@ -34,6 +34,11 @@ class Grouped:
     def __init__(self, labels: Labels, sums: Array) -> None:
         self.labels, self.sums = labels, sums
 
+    @property
+    def arrays(self) -> tuple[Labels, Array]:
+        """What it is made of, and made again from."""
+        return self.labels, self.sums
+
     @staticmethod
     def of(labels: Labels, rows: Array) -> Grouped:
         """Sums of the rows of one block."""
