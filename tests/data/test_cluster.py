@@ -56,6 +56,7 @@ class Slow:
         return Sums(float(rows.height), np.exp(rows.x).sum(axis=0))
 
 
+@pytest.mark.slow
 def test_all_verbs_have_the_bits_of_threads(client, frame, folder) -> None:
     away = eq.data.scan(folder, FORMULA, clusters="firm", executor=client)
     here = eq.data.scan(folder, FORMULA, clusters="firm")
@@ -93,6 +94,7 @@ def test_errors_come_back_as_they_are(client, frame, tmp_path) -> None:
         eq.data.scan(tmp_path, FORMULA, executor=3)
 
 
+@pytest.mark.slow
 def test_a_dask_frame_is_read_partition_by_partition(client, frame, folder) -> None:
     dd = pytest.importorskip("dask.dataframe")
     source = eq.data.scan(dd.read_parquet(folder), FORMULA, clusters="firm")
@@ -131,3 +133,19 @@ def test_a_lost_scheduler_is_a_clear_error(folder) -> None:
     with pytest.raises(eq.ClusterLost):
         source.reduce(Slow())
     client.close()
+
+
+@pytest.mark.slow
+def test_the_command_line_starts_a_cluster(folder, capsys) -> None:
+    from typer.testing import CliRunner
+
+    from equipoise.cli import app
+
+    arguments = ["plan", str(folder), "y ~ a + b", "--family", "poisson"]
+    runner = CliRunner()
+    found, expected = (runner.invoke(app, [*arguments, *more]) for more in (["--dask", "local"], []))
+    assert found.exit_code == expected.exit_code == 0, found.output
+    assert "12 files" in found.output
+    wrong = runner.invoke(app, [*arguments, "--dask", "nowhere:1"])
+    assert wrong.exit_code == 2
+    assert "the address of a scheduler that answers" in wrong.output

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from equipoise.data.source import Executor
 
-__all__ = ["ClusterExecutor", "PartitionPart", "as_executor", "client_of", "is_dask", "partitions", "slots_of"]
+__all__ = [
+    "ClusterExecutor",
+    "PartitionPart",
+    "as_executor",
+    "client_of",
+    "connected",
+    "is_dask",
+    "partitions",
+    "slots_of",
+]
 
 # Tasks under way for every thread of the cluster: the next one is there when a worker is done.
 _AHEAD = 2
@@ -122,6 +131,34 @@ def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:120]
 
 
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """The client of a scheduler, or of processes that are started here for `"local"` and end with it.
+
+    Raises
+    ------
+    InvalidInput
+        If Dask is not installed, or no scheduler answers.
+    """
+    try:
+        import distributed
+    except ImportError as error:
+        raise InvalidInput("dask", "installed for this", "no module", "run pip install 'equipoise[dask]'") from error
+    tools: Any = distributed
+    try:
+        if address == "local":
+            client = tools.Client(dashboard_address=":0", threads_per_worker=1)
+        else:
+            client = tools.Client(address, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            "dask", "'local', or the address of a scheduler that answers", f"{address} ({_first_line(error)})",
+            "check that it runs, for example tcp://10.0.0.1:8786",
+        ) from error  # fmt: skip
+    with client:
+        yield client
+
+
 # --- Dask DataFrames ----------------------------------------------------------------------------------
 
 
@@ -135,9 +172,10 @@ def client_of(source: object, executor: Executor | None) -> Executor | None:
     if executor is not None or not is_dask(source):
         return executor
     try:
-        from distributed import default_client
+        import distributed
 
-        return ClusterExecutor(default_client())
+        here: Any = distributed
+        return ClusterExecutor(here.default_client())
     except (ImportError, ValueError):
         return None
 
@@ -150,12 +188,13 @@ def partitions(source: Any, columns: Sequence[str]) -> tuple[PartitionPart, ...]
     InvalidInput
         If they are held in the memory of a cluster: they have no recipe to be made by again.
     """
-    from dask.optimization import cull
+    from dask import optimization
 
+    tools: Any = optimization
     present = [name for name in columns if name in source.columns]
     parts = []
     for k, delayed in enumerate(source[present].to_delayed(optimize_graph=True)):
-        recipe, _ = cull(dict(delayed.__dask_graph__()), delayed.key)
+        recipe, _ = tools.cull(dict(delayed.__dask_graph__()), delayed.key)
         if any(type(task).__name__ == "Future" for task in recipe.values()):
             raise InvalidInput(
                 "source", "a Dask DataFrame that says how its partitions are made", "one that was persisted",

@@ -21,6 +21,7 @@ class Meter:
     def __init__(self, rows: int = 0) -> None:
         self.rows, self.ledger = rows, None
         self._listener, self._lock = None, threading.Lock()
+        self._seen, self._seconds = 0, 0.0
 
     _listener: Callable[[int], None] | None
     ledger: Ledger | None
@@ -29,8 +30,22 @@ class Meter:
         """Count rows that were read."""
         with self._lock:
             self.rows += rows
+            self._seen += rows
             if self._listener is not None:
                 self._listener(self.rows)
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Take the time of a pass."""
+        began, before = time.perf_counter(), self._seen
+        yield
+        with self._lock:
+            # of the last pass: the first ones find files that the system does not hold yet, and decode other columns
+            self._seconds = (time.perf_counter() - began) / max(1, self._seen - before)
+
+    def pass_seconds(self, size: int) -> float:
+        """What a pass over so many rows takes, by the last one."""
+        return self._seconds * size
 
     @contextmanager
     def watched(self, size: int, passes: float, label: str, enabled: bool) -> Iterator[None]:

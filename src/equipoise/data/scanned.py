@@ -39,6 +39,7 @@ from equipoise.data.reading import (
     every_row,
 )
 from equipoise.data.source import Executor, chosen_rows, drawn_rows, drawn_shares, in_order
+from equipoise.data.wording import located
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, fixed_order, tree_sum
 
@@ -150,6 +151,21 @@ class Scan(Card, Generic[Block]):
         """Rows that a pass reads, those included that do not take part."""
         return sum(placed.rows for placed in self.parts)
 
+    @property
+    def where(self) -> str:
+        """What is read, in words."""
+        locations = {placed.part.location.path for placed in self.parts if hasattr(placed.part, "location")}
+        if not locations:
+            return self.parts[0].part.label if len(self.parts) == 1 else f"{len(self.parts)} parts"
+        first = min(locations)
+        return located(first) if len(locations) == 1 else f"{len(locations)} files, {located(first)} and others"
+
+    @property
+    def bytes(self) -> int:
+        """How large the files are; 0 where that is not known."""
+        found = {p.part.location.path: p.part.location.size for p in self.parts if hasattr(p.part, "location")}
+        return sum(found.values())
+
     def marked(self, clusters: object = None, time: object = None) -> Scan[Block]:
         """The same rows in blocks that carry their clusters and times: those of these names, or all that are kept.
 
@@ -188,10 +204,12 @@ class Scan(Card, Generic[Block]):
             cuts = self._reader.chunk, None if marks is None else (marks.names, marks.clock)
             key = pass_key(self.identity, f, width, cuts)
         if ledger is None or key is None:
-            return self._summed(f, width)
+            with self.meter.timed():
+                return self._summed(f, width)
         found = ledger.recall(key, lambda: f(self.sample(min(self.lot.size, _FEW), None)))
         if found is None:
-            found = self._summed(f, width)
+            with self.meter.timed():
+                found = self._summed(f, width)
             ledger.keep(key, found)
         return found
 
