@@ -12,6 +12,7 @@ from equipoise.calibration.storage import load
 from equipoise.errors import (
     ChainDiverged,
     CheckpointMismatch,
+    ClusterLost,
     EquipoiseError,
     EquipoiseWarning,
     FitFailed,
@@ -45,6 +46,7 @@ __all__ = [
     "ChainDiverged",
     "Chains",
     "CheckpointMismatch",
+    "ClusterLost",
     "Diagnosis",
     "Dynamics",
     "EquipoiseError",

@@ -61,7 +61,7 @@ def _option(name: str, panel: str, text: str, metavar: str | None = None, **more
     return typer.Option(name, help=text, metavar=metavar, rich_help_panel=panel, **more)
 
 
-Data = Annotated[Path, typer.Argument(help="A CSV or Parquet file with a header row.")]
+Data = Annotated[Path, typer.Argument(help="A CSV or Parquet file with a header row, a folder, or a quoted glob.")]
 Formula = Annotated[str, typer.Argument(help="Such as 'count ~ age + C(region)'; C() marks categories.")]
 
 _WEIGHTS = "Column of precision weights: each multiplies the loss of its row."
@@ -71,6 +71,8 @@ Frequency = Annotated[
 ]
 Offset = Annotated[str | None, _option("--offset", _DATA, "Column added to the predictor: log exposure.", "COL")]
 Missing = Annotated[str, _option("--missing", _DATA, "Stop at missing values, or leave those rows out.", "raise|drop")]
+_DASK = "Read the files on a Dask cluster: its scheduler's address, or local for processes of this machine."
+Dask = Annotated[str | None, _option("--dask", _DATA, _DASK, "local|ADDRESS")]
 TuningRows = Annotated[int | None, _option("--tuning-rows", _DATA, "Fit and tune on this many random rows.", "N")]
 
 _FAMILIES = "gaussian, bernoulli (logit), poisson, gamma or negative-binomial."
@@ -118,6 +120,18 @@ NoProgress = Annotated[bool, _option("--no-progress", _OUT, "Show no progress ba
 Debug = Annotated[bool, _option("--debug", _OUT, "Show the traceback of an error.")]
 
 
+@contextmanager
+def _dask(address: str | None) -> Iterator[Any]:
+    """The client of a cluster, started here for `local`; nothing without an address."""
+    if address is None:
+        yield None
+        return
+    from equipoise.data.cluster import connected
+
+    with connected(address) as client:
+        yield client
+
+
 @app.command("fit")
 def fit_command(
     data: Data,
@@ -132,6 +146,7 @@ def fit_command(
     frequency: Frequency = None,
     offset: Offset = None,
     missing: Missing = "raise",
+    dask: Dask = None,
     tuning_rows: TuningRows = None,
     target: Target = "sandwich",
     sampler: Sampler = "auto",
@@ -165,12 +180,13 @@ def fit_command(
 
         _require_places(report=report, save=save, draws_out=draws_out, checkpoint=checkpoint)
         model = _model(family, scale, shape, dispersion, beta, prior_precision)
-        made = eq.calibrate(
-            model, data, target, ess, chains, seed, sampler=sampler, refine=refine, formula=formula, weights=weights,
-            frequency=frequency, offset=offset, missing=missing, progress=not no_progress, checkpoint=checkpoint,
-            batch_size=batch_size, momentum=momentum, inverse_temperature=inverse_temperature,
-            replacement=not no_replacement, tuning_rows=tuning_rows, fidelity=fidelity, batches=batches,
-        )  # fmt: skip
+        with _dask(dask) as client:
+            made = eq.calibrate(
+                model, data, target, ess, chains, seed, sampler=sampler, refine=refine, formula=formula, weights=weights,
+                frequency=frequency, offset=offset, missing=missing, progress=not no_progress, checkpoint=checkpoint,
+                batch_size=batch_size, momentum=momentum, inverse_temperature=inverse_temperature,
+                replacement=not no_replacement, tuning_rows=tuning_rows, fidelity=fidelity, batches=batches, executor=client,
+            )  # fmt: skip
         show(made.summary(interval))
         _write(made, interval, report, save, draws_out)
 
@@ -189,6 +205,7 @@ def plan_command(
     frequency: Frequency = None,
     offset: Offset = None,
     missing: Missing = "raise",
+    dask: Dask = None,
     tuning_rows: TuningRows = None,
     target: Target = "sandwich",
     sampler: Sampler = "auto",
@@ -211,12 +228,13 @@ def plan_command(
         import equipoise as eq
 
         model = _model(family, scale, shape, dispersion, beta, prior_precision)
-        budget = eq.plan(
-            model, data, target, ess, chains, seed, formula=formula, weights=weights, frequency=frequency,
-            offset=offset, missing=missing, batch_size=batch_size, momentum=momentum,
-            inverse_temperature=inverse_temperature, replacement=not no_replacement, tuning_rows=tuning_rows,
-            sampler=sampler, fidelity=fidelity, batches=batches,
-        )  # fmt: skip
+        with _dask(dask) as client:
+            budget = eq.plan(
+                model, data, target, ess, chains, seed, formula=formula, weights=weights, frequency=frequency,
+                offset=offset, missing=missing, batch_size=batch_size, momentum=momentum,
+                inverse_temperature=inverse_temperature, replacement=not no_replacement, tuning_rows=tuning_rows,
+                sampler=sampler, fidelity=fidelity, batches=batches, executor=client,
+            )  # fmt: skip
         typer.echo(str(budget))
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ChainDiverged",
     "CheckpointMismatch",
+    "ClusterLost",
     "EquipoiseError",
     "EquipoiseWarning",
     "FitFailed",
@@ -126,3 +127,7 @@ class ChainDiverged(EquipoiseError):
 
 class CheckpointMismatch(EquipoiseError):
     """A checkpoint belongs to another run: other data, model, tuning, seed or sampling options."""
+
+
+class ClusterLost(EquipoiseError):
+    """A cluster did not come back with its sums: its scheduler is gone, or workers die one after the other."""

@@ -29,12 +29,12 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def update(self, done: int) -> None:
-        """Show that `done` of the total is done."""
+    def update(self, done: int, label: str | None = None) -> None:
+        """Show that `done` of the total is done, and what goes on now if that has changed."""
         if not self._enabled or (self._shown is None and time.perf_counter() - self._began < _PATIENCE):
             return
         bar, task = self._shown = self._shown or self._open()
-        bar.update(task, completed=done)
+        bar.update(task, completed=done, description=label or self._label)
 
     def _open(self) -> tuple[Bar, TaskID]:
         from rich.console import Console

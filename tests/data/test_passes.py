@@ -70,6 +70,7 @@ def test_a_plan_reads_the_files_at_most_eight_times(response, family, target, cl
         assert readings.total() - before <= N
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_is_read_at_most_eight_times(folder, readings) -> None:
     def loss(p, o):
         import jax.numpy as jnp
@@ -92,7 +93,7 @@ def test_few_rows_are_not_read_more_often(folder, readings) -> None:
 
 
 @pytest.mark.parametrize(("response", "family"), [("size", "gamma"), ("count", "negative-binomial")])
-@pytest.mark.parametrize("prior", [0.0, 4.0])
+@pytest.mark.parametrize("prior", [4.0, pytest.param(0.0, marks=pytest.mark.slow)])
 def test_parameters_and_constant_together_are_those_found_in_memory(response, family, prior, folder) -> None:
     model, formula = eq.glm(family, prior_precision=prior), f"{response} ~ a + b + g"
     found = eq.fit(model, eq.data.scan(folder, formula, weights="year"))
@@ -101,3 +102,79 @@ def test_parameters_and_constant_together_are_those_found_in_memory(response, fa
     np.testing.assert_allclose(found.theta, expected.theta, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose([found.constant, found.loss], [expected.constant, expected.loss], rtol=1e-9)
     assert found.converged
+
+
+# --- Stages that are killed, and what people see ------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["CRV1", "HC3"])
+def test_a_killed_stage_goes_on_with_the_pass_it_was_in(target, folder, readings, tmp_path, monkeypatch) -> None:
+    options = {"target": target, "draws": 20, "chains": 2, "progress": False, "checkpoint": tmp_path / "run"}
+
+    def scanned():
+        return eq.data.scan(folder, "count ~ a + b + g", clusters="firm")
+
+    whole = scanned()
+    expected = eq.calibrate(eq.glm("poisson"), whole, **{**options, "checkpoint": None})
+    # what is there of an earlier run with other data is no hindrance
+    other = eq.data.scan(folder / "0.parquet", "count ~ a", clusters="firm")
+    eq.calibrate(eq.glm("poisson"), other, **{**options, "draws": 5, "checkpoint": tmp_path / "other"})
+    (tmp_path / "other.passes").rename(tmp_path / "run.passes")
+    summed, calls = eq.data.scanned.Scan._summed, []
+
+    def killed(self, f, width):
+        calls.append(f)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+        return summed(self, f, width)
+
+    monkeypatch.setattr(eq.data.scanned.Scan, "_summed", killed)
+    with pytest.raises(KeyboardInterrupt):
+        eq.calibrate(eq.glm("poisson"), scanned(), **options)
+    calls[:] = [None] * 10
+    source = scanned()
+    readings.clear()
+    found = eq.calibrate(eq.glm("poisson"), source, **options)
+    np.testing.assert_array_equal(found.draws, expected.draws)
+    # four were finished, and are not repeated
+    assert source.passes == whole.passes - 4.0
+    assert readings.total() / N == source.passes - 1.0
+    assert len(calls) - 10 >= 1
+    (tmp_path / "run.passes").write_bytes(b"PK nothing")
+    with pytest.raises(eq.InvalidInput, match=r"run.passes, which is damaged.*delete that file"):
+        eq.calibrate(eq.glm("poisson"), source, **options)
+
+
+def test_what_a_plan_and_a_summary_say_of_files(folder, tmp_path) -> None:
+    source = eq.data.scan(folder, "count ~ a + b", memory="3MB")
+    plan = eq.plan(eq.glm("poisson"), source, sampler="sgmcmc", batch_size=50)
+    assert plan.reads.passes == source.passes
+    # of 150 bytes a row waits, half of the memory
+    assert plan.reads.pools == pytest.approx(plan.rows * 112 / 1.5e6, rel=0.02)
+    assert plan.reads.bytes == sum(file.stat().st_size for file in folder.iterdir())
+    text = str(plan)
+    assert "3 files, " in text
+    assert f"{source.passes:.0f} passes until here, {plan.reads.pools:,.0f} more for the rows of all steps" in text
+    assert "at most 0.003 GB of memory" in text
+    auto = eq.plan(eq.glm("poisson"), source)
+    assert auto.sampler == "control-variate"
+    assert auto.reads.pools < 0.01 * plan.reads.pools
+    assert any("passes over the files" in str(c) for c in auto.candidates if c.sampler == "sgmcmc")
+    cal = eq.calibrate(eq.glm("poisson"), source, draws=20, chains=2, progress=False)
+    assert "3 files, " in str(cal.summary())
+    assert "3 files, " in cal.report(tmp_path / "page.html").read_text()
+    assert eq.load(cal.save(tmp_path / "run.eqz")).plan.reads == cal.plan.reads
+
+
+def test_a_bar_for_every_stage_says_which_pass_it_is(folder, monkeypatch) -> None:
+    told = []
+    monkeypatch.setattr("equipoise.progress._PATIENCE", 0.0)
+    monkeypatch.setattr("equipoise.progress.Progress.update", lambda self, done, label=None: told.append((done, label)))
+    source = eq.data.scan(folder, "count ~ a + b")
+    eq.plan(eq.glm("poisson"), source)
+    labels = [label.partition(", ") for _, label in told]
+    assert {first for first, _, _ in labels} == {"planning"}
+    assert labels[0][2].startswith("pass 1 of about 5")
+    assert labels[-1][2].startswith("pass 5 of about 5")
+    assert all(label.endswith("million rows/s") for _, label in told)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)

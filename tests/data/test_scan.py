@@ -759,3 +759,35 @@ def test_a_calibration_on_a_scan_is_that_on_the_table(frame, folder) -> None:
     np.testing.assert_allclose(one.draws, other.draws, rtol=1e-7)
     new = frame[:5]
     np.testing.assert_allclose(one.predict(new).to_numpy(), other.predict(new).to_numpy(), rtol=1e-7)
+
+
+def test_sums_of_too_many_clusters_are_refused_with_their_size(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    many = pd.DataFrame({"y": rng.normal(size=(20_000)), "a": rng.normal(size=20_000), "firm": np.arange(20_000) // 2})
+    many.to_parquet(tmp_path / "all.parquet", row_group_size=1000)
+    source = eq.data.scan(tmp_path, "y ~ a", clusters="firm", memory="1MB")
+    model, theta = eq.glm("gaussian", scale=1.0), np.zeros(2)
+    found = eq.robust(model, source, theta, kind="CRV1")
+    table = eq.data.table(many, "y ~ a", clusters="firm")
+    np.testing.assert_allclose(found, eq.robust(model, table, theta, kind="CRV1"), rtol=1e-10)
+    with pytest.raises(InvalidInput, match=r"7 numbers for each of .* or more; got 0.001 GB, where they take 0.001"):
+        eq.robust(model, source, theta, kind="CRV3")
+
+
+def test_a_bad_file_among_good_ones_is_named(frame, tmp_path) -> None:
+    for k in range(9):
+        frame[k * 50 : (k + 1) * 50].to_parquet(tmp_path / f"{k}.parquet", index=False)
+    source = eq.data.scan(tmp_path, "y ~ a")
+    bad = frame[350:400].reset_index(drop=True)
+    bad.assign(a=bad["a"].where(bad.index != 25)).to_parquet(tmp_path / "7.parquet", index=False)
+    with pytest.raises(InvalidInput, match=r"missing in columns \['a'\], rows 25, in .*7.parquet"):
+        eq.data.scan(tmp_path, "y ~ a")
+    with pytest.warns(eq.EquipoiseWarning, match="1 of 450 rows"):
+        assert eq.data.scan(tmp_path, "y ~ a", missing="drop").n == 449
+    with pytest.raises(InvalidInput, match=r"7.parquet, which changed or vanished"):
+        source.whole()
+    bad.assign(y=-1.0).to_parquet(tmp_path / "7.parquet", index=False)
+    with pytest.raises(InvalidInput, match=r"y: must be .* for the poisson family; got -1.* row"):
+        eq.bind(eq.glm("poisson"), eq.data.scan(tmp_path, "y ~ a"))
+    with pytest.raises(InvalidInput, match="did you mean when"):
+        eq.data.scan(tmp_path, "y ~ whem")

@@ -26,9 +26,11 @@ from equipoise.calibration.options import (
     takes,
 )
 from equipoise.calibration.planning import Plan, make_plan, require_feasible
+from equipoise.calibration.reads import expected_passes
 from equipoise.calibration.rowfacts import RowFacts
 from equipoise.cards import Card
 from equipoise.checks import flag, probability, shown
+from equipoise.data.metering import reading
 from equipoise.data.table import Design
 from equipoise.errors import InvalidInput
 from equipoise.families.divergence import Beta
@@ -309,12 +311,14 @@ def calibrate(
         _require_chain(refine, running)
     if refine:
         moves = _aiming(moves)
-    reading = options_of(Reading, options, CalibrateOptions)
-    require_marks_used(target, reading)
-    problem = bind(model, data, **vars(reading))
+    read = options_of(Reading, options, CalibrateOptions)
+    require_marks_used(target, read)
+    problem = bind(model, data, **vars(read))
     length = options_of(Length, options, CalibrateOptions, ess=ess, chains=chains)
     aim = options_of(Aim, options, CalibrateOptions)
-    budget = make_plan(problem, target, aim, moves, length, seed, options.get("tuning_rows"))
+    passes = expected_passes(problem, target, moves)
+    with reading(problem.source, passes, "fitting and tuning", running.progress, running.checkpoint):
+        budget = make_plan(problem, target, aim, moves, length, seed, options.get("tuning_rows"))
     found, half, planned = None, None, budget.problem
     assert planned is not None  # it was just made
     if moves.sampler == "gaussian":

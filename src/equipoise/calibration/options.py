@@ -49,6 +49,7 @@ class Reading:
     clusters: object = None
     time: object = None
     trials: object = None
+    executor: object = None
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,7 @@ class PlanOptions(TypedDict, total=False):
     clusters: object
     time: object
     trials: object
+    executor: object
     lags: int | None
     small_sample: bool | str
     sampler: str

@@ -12,8 +12,10 @@ import numpy as np
 from equipoise.calibration.aims import Target, aimed, require_marks_used
 from equipoise.calibration.candidates import Candidate, cheapest, consider
 from equipoise.calibration.options import Aim, Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
+from equipoise.calibration.reads import Reads, expected_passes, reads_of, with_reading
 from equipoise.cards import Card, html_table
 from equipoise.checks import shown, whole
+from equipoise.data.metering import reading
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
 from equipoise.linalg import symmetric
@@ -54,6 +56,8 @@ class Plan(Card):
         What makes the draws: `"control-variate"`, `"sgmcmc"`, or `"gaussian"` for independent ones without a chain.
     candidates
         The chains that were considered, with their predicted costs; none where the options describe the chain.
+    reads
+        Where rows come from that are read from files, and how often; None for rows in memory.
     problem
         The problem it was made for: a reference, neither saved nor pickled. `attach` brings it back.
     seconds
@@ -73,6 +77,7 @@ class Plan(Card):
     seconds: float
     sampler: str = "sgmcmc"
     candidates: tuple[Candidate, ...] = ()
+    reads: Reads | None = None
     problem: Problem | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -154,6 +159,7 @@ class Plan(Card):
         chain = self.sampler != "gaussian"
         lines = {
             "data": f"{self.moments.n:,} rows, {self.moments.dim} parameters",
+            **({} if self.reads is None else {"files": str(self.reads), "reading": self.reads.words}),
             "target": self.target.words,
             "sampler": self.sampler,
             "batches": f"{dynamics.batch_size:,} rows, {_drawn(dynamics)}",
@@ -223,8 +229,8 @@ def plan(
         Effective draws wanted from all chains together.
     seed
         Chooses the tuning rows.
-    formula, weights, frequency, offset, trials, missing, context
-        How to read a table: see `eq.data.table`.
+    formula, weights, frequency, offset, trials, missing, context, executor
+        How to read a table: see `eq.data.table`; and where files are read: see `eq.data.scan`.
     sampler
         `"auto"` takes the chain that is predicted to be fastest for the asked draws, and shows all: `"control-variate"`
         (batches drawn uniformly or by leverage, noise completed to the target: theory §13), or `"sgmcmc"` (the chain
@@ -253,13 +259,14 @@ def plan(
     InvalidInput
         Also for a run that this machine cannot carry out: draws that do not fit into memory, or more than six weeks.
     """
-    reading = options_of(Reading, options, PlanOptions)
-    problem = bind(model, data, **vars(reading))
+    read = options_of(Reading, options, PlanOptions)
+    problem = bind(model, data, **vars(read))
     moves = options_of(Moves, options, PlanOptions)
     length = options_of(Length, options, PlanOptions, ess=ess, chains=chains)
-    require_marks_used(target, reading)
+    require_marks_used(target, read)
     aim = options_of(Aim, options, PlanOptions)
-    made = make_plan(problem, target, aim, moves, length, seed, options.get("tuning_rows"))
+    with reading(problem.source, expected_passes(problem, target, moves), "planning"):
+        made = make_plan(problem, target, aim, moves, length, seed, options.get("tuning_rows"))
     require_feasible(made)
     return made
 
@@ -285,6 +292,8 @@ def make_plan(
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = tuning.predicted.draw_time(every)
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
+    steps, batch = discard + stored * every, tuning.dynamics.batch_size
+    reads = reads_of(problem, float(length.chains) * steps * batch, sampler)
     return Plan(
         model=problem.model,
         fit=fitted,
@@ -296,10 +305,12 @@ def make_plan(
         thin=every,
         burn_in=discard,
         ess=length.chains * stored * every / iact,
-        seconds=predicted_seconds(length.chains, discard + stored * every, tuning.dynamics.batch_size, found.dim),
+        seconds=predicted_seconds(length.chains, steps, batch, found.dim)
+        + (0.0 if reads is None else reads.pools * reads.seconds),
         sampler=sampler,
         candidates=considered,
         problem=problem,
+        reads=reads,
     )
 
 
@@ -315,7 +326,7 @@ def _choose(
         tuning = tune(found, matrix, dynamics, moves.proxy, moves.structure, noise=noise, fidelity=given)
         return sampler, tuning, ()
     fidelity = moves.wanted_fidelity(target.kind, problem.quadratic)
-    considered = consider(found, matrix, moves, length, fidelity, problem.quadratic)
+    considered = with_reading(problem, consider(found, matrix, moves, length, fidelity, problem.quadratic))
     best = cheapest(considered)
     shown = tuple(replace(c, chosen=c is best) for c in considered)
     if best.sampler == "sgmcmc":

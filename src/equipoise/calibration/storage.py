@@ -16,6 +16,7 @@ from equipoise.calibration.calibration import Calibration
 from equipoise.calibration.candidates import Candidate
 from equipoise.calibration.fitstats import FitStatistics
 from equipoise.calibration.planning import Plan
+from equipoise.calibration.reads import Reads
 from equipoise.calibration.rowfacts import RowFacts, Side
 from equipoise.checks import checked_options
 from equipoise.data.table import Design
@@ -104,6 +105,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         "dynamics": asdict(tuning.dynamics),
         "tuning": _picked(tuning, _TUNING),
         "plan": _picked(plan, _PLAN),
+        "reads": None if plan.reads is None else asdict(plan.reads),
         "target": _picked(plan.target, _TARGET),
         "chains": _picked(chains, _CHAINS),
         "state": [{"step": state.step, "hits": state.hits} for state in chains.state],
@@ -165,7 +167,7 @@ def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
     target = Covariance(matrix=tuning.target, **{**about, "by": tuple(about["by"]), "groups": tuple(about["groups"])})
     plan = Plan(
         target=target, model=_model(header["model"], stored), fit=fit, moments=moments, tuning=tuning, candidates=considered,
-        **_member(header, "plan", dict),
+        reads=None if header.get("reads") is None else Reads(**_member(header, "reads", dict)), **_member(header, "plan", dict),
     )  # fmt: skip
     about = _member(header, "chains", dict)
     chains = Chains(

@@ -8,7 +8,6 @@ tree of that shape: no bit depends on threads, on `memory` or on who reads which
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,8 +20,11 @@ from equipoise.arrays import Array, Index
 from equipoise.cards import Card
 from equipoise.checks import shown
 from equipoise.data.arrays import Rows, rows
+from equipoise.data.cluster import slots_of
 from equipoise.data.learning import Lot
+from equipoise.data.ledger import pass_key
 from equipoise.data.marks import Marks
+from equipoise.data.metering import Meter
 from equipoise.data.reading import (
     Block,
     Encoder,
@@ -37,6 +39,7 @@ from equipoise.data.reading import (
     every_row,
 )
 from equipoise.data.source import Executor, chosen_rows, drawn_rows, drawn_shares, in_order
+from equipoise.data.wording import located
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, fixed_order, tree_sum
 
@@ -54,23 +57,8 @@ _SHARE = 6
 _ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time", "trials"}
 # Chunks or parts that may wait for their turn, per thread.
 _WAITING = 2
-
-
-class _Meter:
-    """How many rows were read so far."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self._lock = threading.Lock()
-
-    def add(self, rows: int) -> None:
-        """Count rows that were read."""
-        with self._lock:
-            self.rows += rows
-
-    def __reduce__(self) -> tuple[Callable[[], _Meter], tuple[()]]:
-        # a copy counts for itself
-        return _Meter, ()
+# Rows of which a pass is made to see what it makes.
+_FEW = 50
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -106,7 +94,7 @@ class Scan(Card, Generic[Block]):
     extremes: tuple[float, float] | None
     memory: int
     executor: Executor | None = None
-    _meter: _Meter = field(default_factory=_Meter, repr=False)
+    meter: Meter = field(default_factory=Meter, repr=False)
 
     @property
     def n(self) -> int:
@@ -156,7 +144,27 @@ class Scan(Card, Generic[Block]):
     @property
     def passes(self) -> float:
         """How many times the data were read so far, the first time included; a part of them counts in part."""
-        return self._meter.rows / sum(placed.rows for placed in self.parts)
+        return self.meter.rows / self.read_rows
+
+    @property
+    def read_rows(self) -> int:
+        """Rows that a pass reads, those included that do not take part."""
+        return sum(placed.rows for placed in self.parts)
+
+    @property
+    def where(self) -> str:
+        """What is read, in words."""
+        locations = {placed.part.location.path for placed in self.parts if hasattr(placed.part, "location")}
+        if not locations:
+            return self.parts[0].part.label if len(self.parts) == 1 else f"{len(self.parts)} parts"
+        first = min(locations)
+        return located(first) if len(locations) == 1 else f"{len(locations)} files, {located(first)} and others"
+
+    @property
+    def bytes(self) -> int:
+        """How large the files are; 0 where that is not known."""
+        found = {p.part.location.path: p.part.location.size for p in self.parts if hasattr(p.part, "location")}
+        return sum(found.values())
 
     def marked(self, clusters: object = None, time: object = None) -> Scan[Block]:
         """The same rows in blocks that carry their clusters and times: those of these names, or all that are kept.
@@ -189,7 +197,24 @@ class Scan(Card, Generic[Block]):
             yield from self._reader.encoded(item).blocks(width)
 
     def reduce(self, f: Callable[[Block], Sums], width: int | None = None) -> Sums:
-        """Σ f(block) on all cores or on the executor, in a fixed order.
+        """Σ f(block) on all cores or on the executor, in a fixed order; a pass that is kept from before is not repeated."""
+        ledger, key = self.meter.ledger, None
+        if ledger is not None:
+            marks = self.marks
+            cuts = self._reader.chunk, None if marks is None else (marks.names, marks.clock)
+            key = pass_key(self.identity, f, width, cuts)
+        if ledger is None or key is None:
+            with self.meter.timed():
+                return self._summed(f, width)
+        found = ledger.recall(key, lambda: f(self.sample(min(self.lot.size, _FEW), None)))
+        if found is None:
+            with self.meter.timed():
+                found = self._summed(f, width)
+            ledger.keep(key, found)
+        return found
+
+    def _summed(self, f: Callable[[Block], Sums], width: int | None) -> Sums:
+        """One pass.
 
         Parts are read side by side where there are enough of them. Otherwise, one after the other: while its next table is
         decoded, what was read is summed.
@@ -314,22 +339,22 @@ class Scan(Card, Generic[Block]):
         with ThreadPoolExecutor(1) as pool:
             following = pool.submit(next, tables, None)
             while (item := following.result()) is not None:
-                self._meter.add(len(item[1]))
+                self.meter.add(len(item[1]))
                 following = pool.submit(next, tables, None)
                 yield item
 
     def _results(self, f: Callable[[Any], Any], jobs: Iterable[Any], parts: Iterable[Placed]) -> Iterator[Any]:
         """f of every job, in order, each of which reads one of the parts."""
         if self.executor is not None:
-            results = in_order(self.executor, jobs, f, _WAITING * (os.cpu_count() or 1))
+            results = in_order(self.executor, jobs, f, slots_of(self.executor, _WAITING * (os.cpu_count() or 1)))
             for result, placed in zip(results, parts, strict=True):
-                self._meter.add(placed.rows)
+                self.meter.add(placed.rows)
                 yield result
             return
         workers = workers_for(self.memory)
         with fixed_order(), ThreadPoolExecutor(workers) as pool:
             for result, placed in zip(in_order(pool, jobs, f, workers), parts, strict=True):
-                self._meter.add(placed.rows)
+                self.meter.add(placed.rows)
                 yield result
 
     def _observed(self, numbers: Index) -> Block:

@@ -17,6 +17,7 @@ import numpy as np
 from equipoise.checks import checked_options, is_number, one_of, shown
 from equipoise.data.arrays import Rows
 from equipoise.data.asked import Asked
+from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, slots_of
 from equipoise.data.encoding import column_encoder, row_encoder
 from equipoise.data.files import Found, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
@@ -52,7 +53,7 @@ def scan(
     missing: str = "raise",
     memory: str | int = "1GB",
     context: Mapping[str, UserFunction] | None = None,
-    executor: Executor | None = None,
+    executor: object = None,
 ) -> Scan[Rows] | Scan[Columns]:
     """Rows from files larger than memory, by a formula or as columns.
 
@@ -68,7 +69,8 @@ def scan(
           a glob, a folder, or a list of these. Folders and globs are read in the order of their sorted paths. Steps of a
           path like `year=2024` are columns: whole numbers where all of them are, otherwise text;
         - a pyarrow Dataset or Table, or anything else that gives Arrow streams, a fresh one each time;
-        - a function that returns a fresh iterator of DataFrames.
+        - a function that returns a fresh iterator of DataFrames;
+        - a Dask DataFrame, whose partitions are made on the workers of the client that is active.
     formula
         As in `eq.data.table`, but for `lag()`, which looks at other rows.
     columns
@@ -86,8 +88,8 @@ def scan(
     context
         Functions of your own that the formula may call, each of which maps columns to a column, row by row.
     executor
-        Where parts of the data are read, instead of on threads of this process: anything with `submit`, such as a process
-        pool. It needs access to the files.
+        Where parts of the data are read, instead of on threads of this process: a `dask.distributed.Client`, or anything
+        else with `submit`, such as a process pool. It needs access to the files.
 
     Returns
     -------
@@ -129,9 +131,10 @@ def scan(
             "formula", "one whose terms look at one row at a time, on a scan", f"lag() in {shown(formula)}",
             "compute that column before",
         )  # fmt: skip
-    found = opened(source)
+    where = client_of(source, as_executor(executor))
+    found = _found(source, asked)
     _require(found, asked)
-    found, lessons, transforms, readings = _taught(found, asked, room, executor)
+    found, lessons, transforms, readings = _taught(found, asked, room, where)
     _require_rows(lessons, asked)
     encoder: Any = column_encoder(asked, lessons, shape) if shape else row_encoder(asked, lessons, transforms)
     if lessons.dropped:
@@ -148,10 +151,22 @@ def scan(
         clock=asked.clock,
         extremes=(0.0, 1.0) if trials or (not shape and encoder.design.response_levels) else lessons.ends,
         memory=room,
-        executor=executor,
+        executor=where,
     )
-    made._meter.add(sum(lessons.rows) * readings)
+    made.meter.add(sum(lessons.rows) * readings)
     return made
+
+
+def _found(source: object, asked: Asked) -> Found:
+    """What the source is made of; of a Dask DataFrame, only the columns that are needed."""
+    if not is_dask(source):
+        return opened(source)
+    import pyarrow as pa
+
+    frame: Any = source
+    schema = pa.Schema.from_pandas(frame._meta, preserve_index=False)
+    _require(Found((), (("the Dask DataFrame", schema),)), asked)
+    return Found(partitions(frame, asked.needed), (("the Dask DataFrame", schema),))
 
 
 def bytes_in(memory: object) -> int:
@@ -255,7 +270,8 @@ def _lessons(
         raise _no_rows()
     jobs, workers = list(enumerate(found.parts)), workers_for(room)
     with ThreadPoolExecutor(workers) as pool:
-        results = in_order(executor or pool, jobs, learner, workers)
+        waiting = workers if executor is None else slots_of(executor, workers)
+        results = in_order(executor or pool, jobs, learner, waiting)
         lessons = reduce(lambda first, second: first.merged(second, most), results)
     return replace(lessons, lot=lessons.lot.fewer(most))
 

@@ -17,15 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
+from equipoise.data.metering import reading
 from equipoise.data.reading import Weighed
 from equipoise.data.scanned import Scan
 from equipoise.engines.engine import Advance, ChainState
 from equipoise.engines.numba.compiling import foreteller
+from equipoise.engines.numba.table import RowTable
 from equipoise.engines.rules import QUEUEINGS, noise_of, urn_for
 from equipoise.errors import InvalidInput
 from equipoise.theory.dynamics import Dynamics
 
-__all__ = ["Queue", "Turn", "pool_rows", "pools_needed", "queued", "require_queue"]
+__all__ = ["Queue", "Turn", "pool_bytes", "pool_rows", "pools_needed", "queued", "require_queue"]
 
 # Of `memory`, what rows that wait for their step may take; the rest is for reading them.
 _SHARE = 2
@@ -36,6 +38,11 @@ _BESIDE = 48
 def pool_rows(memory: int, row_bytes: int) -> int:
     """How many rows may wait at a time."""
     return memory // (_SHARE * (row_bytes + _BESIDE))
+
+
+def pool_bytes(source: Scan[Any], dim: int) -> int:
+    """Bytes of a row that waits."""
+    return RowTable.stride(dim) if source.design is not None else 2 * 8 * source.encoder.width
 
 
 def pools_needed(rows: float, memory: int, row_bytes: int) -> float:
@@ -137,7 +144,8 @@ class Queue:
         for state, batches, words in zip(map(deepcopy, states), drawn, self._words, strict=True):
             urn = urn_for(self._dynamics, self._source.n, state)
             tell(state.rng, int(state.step), urn, batches, np.array(self._noise), words)
-        self._bring(drawn.ravel())
+        with reading(self._source, 1.0 + (self._weight is not None), "bringing rows"):
+            self._bring(drawn.ravel())
 
     def _bring(self, drawn: NDArray[np.uint64]) -> None:
         """One pass that puts every row in its place."""

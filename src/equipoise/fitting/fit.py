@@ -10,6 +10,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.checks import whole
+from equipoise.data.metering import reading
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
 from equipoise.fitting.newton import Rough, minimise
@@ -22,6 +23,7 @@ __all__ = ["Fit", "fit"]
 _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
 _LARGEST = 100_000  # rows that give it where passes are expensive
+_PASSES = 3  # over files that a fit is expected to take
 _AGREED = 1e-13  # relative difference of an estimated constant from the one in use
 _ROUNDED = 1e-10  # below which that difference may be rounding
 _CLOSE = 0.2  # difference of logarithms that are extrapolated, and the longest step that leads to
@@ -78,7 +80,7 @@ def fit(
     part = None if tuning_rows is None else problem.subsample(tuning_rows, seed)
     if part is None and not problem.source.in_memory:
         part = _part(problem)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"), reading(problem.source, _PASSES, "fitting"):
         if problem.search.convex:
             result = _convex(problem, max_iterations, part)
         else:

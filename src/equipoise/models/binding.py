@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from equipoise.checks import checked_options, shown
+from equipoise.data.cluster import is_dask
 from equipoise.data.scanned import Scan
 from equipoise.data.scanning import scan
 from equipoise.data.table import table
@@ -42,6 +43,7 @@ def bind(
     clusters: object = None,
     time: object = None,
     trials: object = None,
+    executor: object = None,
 ) -> Problem:
     """Bind a model to its data, once for all verbs.
 
@@ -61,6 +63,8 @@ def bind(
     clusters, time
         To which clusters rows belong and when they were observed, for targets that ask: column names of a table, names
         a source keeps, or arrays.
+    executor
+        Where files are read: see `eq.data.scan`.
 
     Returns
     -------
@@ -95,18 +99,20 @@ def bind(
     if formula is not None:
         beside = {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials}
         marks = {"clusters": clusters, "time": time}
-        return model.bind(_tabled(data, formula, {**beside, **marks, "missing": missing, "context": context}))
+        return model.bind(_tabled(data, formula, {**beside, **marks, "missing": missing, "context": context}, executor))
     problem = model.bind(_source(data, weights, frequency, offset, trials))
     return problem if clusters is None and time is None else problem.marked(clusters, time)
 
 
-def _tabled(data: object, formula: str, options: Mapping[str, Any]) -> object:
+def _tabled(data: object, formula: str, options: Mapping[str, Any], executor: object) -> object:
     """A table by a formula: rows in memory if it is small, a scan if it is not."""
     if isinstance(data, Scan):
         raise InvalidInput("formula", "left out for a scan, which has its own", shown(formula), "leave it out")
-    if not _is_large(data):
+    if executor is None and not _is_large(data):
         return table(data, formula, **options)
-    source = scan(data, formula, **options)
+    source = scan(data, formula, **options, executor=executor)
+    if executor is not None:
+        return source
     # the rows that a formula makes of large files may be small
     return source.whole() if source.size <= source.memory // 4 else source
 
@@ -118,7 +124,7 @@ def _is_large(data: object) -> bool:
             return isdir(data) or has_magic(str(data))
         return getsize(data) > _LARGE or Path(data).suffix.lower() in {".arrow", ".feather", ".ipc", ".gz"}
     paths = isinstance(data, (list, tuple)) and all(isinstance(item, (str, Path)) for item in data)
-    return paths or hasattr(data, "get_fragments")
+    return paths or hasattr(data, "get_fragments") or is_dask(data)
 
 
 def _source(data: object, *beside: object) -> object:

@@ -25,32 +25,48 @@ __all__ = ["Grouped", "clustered"]
 
 _LEAST = 1e-8  # smallest eigenvalue a repaired matrix is given, in units of its one-way parts' variances
 _CHANGED = 1e-6  # relative change of a standard error that a repair is reported from
+_COPIES = 3  # of the sums of all clusters that are held while blocks are joined
 _SINGULAR = 1e-10  # share of the information that is left without a cluster, below which it counts as none
 
 
 class Grouped:
     """Sums by cluster: `labels` (G, ways), ascending, and one row of sums for each. Adding joins those of two blocks."""
 
-    def __init__(self, labels: Labels, sums: Array) -> None:
-        self.labels, self.sums = labels, sums
+    def __init__(self, labels: Labels, sums: Array, room: float = np.inf) -> None:
+        self.labels, self.sums, self.room = labels, sums, room
+
+    @property
+    def arrays(self) -> tuple[Labels, Array]:
+        """What it is made of, and made again from."""
+        return self.labels, self.sums
 
     @staticmethod
-    def of(labels: Labels, rows: Array) -> Grouped:
-        """Sums of the rows of one block."""
+    def of(labels: Labels, rows: Array, room: float = np.inf) -> Grouped:
+        """Sums of the rows of one block; all clusters together must fit into so many bytes."""
         known, which = np.unique(labels, axis=0, return_inverse=True)
         order = np.argsort(which, kind="stable")
         starts = np.searchsorted(which[order], np.arange(len(known)))
-        return Grouped(known, np.add.reduceat(rows[order], starts, axis=0))
+        return Grouped(known, np.add.reduceat(rows[order], starts, axis=0), room)
 
     def __add__(self, other: Grouped) -> Grouped:
         if np.array_equal(self.labels, other.labels):
             self.sums += other.sums
             return self
         known, which = np.unique(np.concatenate([self.labels, other.labels]), axis=0, return_inverse=True)
+        self._require_room(len(known))
         sums, here = np.zeros((len(known), self.sums.shape[1])), len(self.labels)
         sums[which[:here]] = self.sums
         sums[which[here:]] += other.sums
-        return Grouped(known, sums)
+        return Grouped(known, sums, self.room)
+
+    def _require_room(self, groups: int) -> None:
+        size = _COPIES * groups * self.sums.shape[1] * 8.0
+        if size > self.room:
+            raise InvalidInput(
+                "memory", f"enough for the sums of all clusters: {self.sums.shape[1]} numbers for each of {groups:,} or more",
+                f"{self.room / 1e9:.3g} GB, where they take {size / 1e9:.3g} GB",
+                "pass a larger memory= to eq.data.scan, CRV1 in place of CRV3, or coarser clusters",
+            )  # fmt: skip
 
 
 class _GroupedSums(NamedTuple):
@@ -64,6 +80,7 @@ class _ClusterPass:
     rowwise: Rowwise
     ways: tuple[int, ...]
     bent: bool
+    room: float = np.inf
 
     def __call__(self, block: Any) -> _GroupedSums:
         """The sums over one block."""
@@ -73,7 +90,7 @@ class _ClusterPass:
             parts.append(self.rowwise.curvatures(block).reshape(len(counts), -1))
         rows = np.concatenate(parts, axis=1)
         rows *= counts[:, None]
-        return _GroupedSums(Grouped.of(block.marks.labels[:, list(self.ways)], rows))
+        return _GroupedSums(Grouped.of(block.marks.labels[:, list(self.ways)], rows, self.room))
 
 
 def clustered(problem: Any, rowwise: Rowwise, moments: Moments, kind: str, small_sample: bool | str) -> Covariance:
@@ -81,7 +98,8 @@ def clustered(problem: Any, rowwise: Rowwise, moments: Moments, kind: str, small
     names = _require_clusters(problem, kind)
     wanted = [(0,)] if len(names) == 1 else [(0,), (1,), (0, 1)]
     parts, groups, bent = [], [], kind == "CRV3"
-    passes: list[Any] = [_ClusterPass(rowwise, ways, bent) for ways in wanted]
+    room = float(getattr(problem.source, "memory", np.inf))
+    passes: list[Any] = [_ClusterPass(rowwise, ways, bent, room) for ways in wanted]
     # all ways in one reading
     found = problem.source.reduce(reduce(Both, passes), moments.dim ** (2 if bent else 1))
     for ways, sums in zip(wanted, _by_way(found), strict=True):

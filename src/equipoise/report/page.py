@@ -57,7 +57,8 @@ def _page(cal: Calibration, interval: float) -> str:
     kept = [(key, name, body) for key, name, body in sections if body]
     links = "".join(f'<a href="#{key}">{name}</a>' for key, name, _ in kept)
     links += f'<a class="status {cal.diagnosis.status}" href="#sampler">{escape(headline(cal))}</a>'
-    lead = f"{cal.plan.moments.n:,} rows, {len(cal.names)} parameters, target: {cal.plan.target.words}"
+    origin = "" if cal.plan.reads is None else f" from {cal.plan.reads}"
+    lead = f"{cal.plan.moments.n:,} rows{origin}, {len(cal.names)} parameters, target: {cal.plan.target.words}"
     parts = [f'<section id="{key}"><h2>{name}</h2>{body}</section>' for key, name, body in kept]
     status = cal.diagnosis.status
     folded = (

@@ -111,6 +111,7 @@ def summarise(
         *((("Response", calibration.response),) if calibration.title.kind == "Family" else ()),
         (calibration.title.kind, calibration.title.name),
         ("Rows", f"{plan.moments.n:,}"),
+        *((("Files", str(plan.reads)),) if plan.reads is not None else ()),
         ("Target", plan.target.words),
         ("Sampler", sampler_name(calibration)),
         ("Batch size", f"{dynamics.batch_size:,}"),

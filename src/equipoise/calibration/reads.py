@@ -1,0 +1,100 @@
+"""Where the rows of a run come from, and how often they are read: known before the first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise.calibration.candidates import Candidate
+from equipoise.data.scanned import Scan
+from equipoise.engines.queue import pool_bytes, pools_needed
+from equipoise.models.problem import Problem
+
+if TYPE_CHECKING:
+    from equipoise.calibration.options import Moves
+
+__all__ = ["Reads", "expected_passes", "reads_of", "with_reading"]
+
+# Passes that a fit takes from the minimum of a sample, of squared loss and of others.
+_SQUARED, _OTHERS = 2, 3
+# Further ones for a target: two for leverages, one for sums by cluster or over time.
+_TARGETS = {"HC2": 2, "HC3": 2, "CRV1": 1, "CRV3": 1, "HAC": 1}
+_GIGA = 1e9
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How files are read for a run.
+
+    Attributes
+    ----------
+    where
+        What they are.
+    bytes, memory
+        How large they are, as far as that is known, and what reading may take.
+    passes
+        How often they were read until the plan was made, the first time included.
+    pools
+        How often they will be read for the rows of all steps.
+    seconds
+        What one pass takes.
+    """
+
+    where: str
+    bytes: int
+    memory: int
+    passes: float
+    pools: float
+    seconds: float
+
+    def __str__(self) -> str:
+        size = f", {self.bytes / _GIGA:.3g} GB" if self.bytes else ""
+        return f"{self.where}{size}"
+
+    @property
+    def words(self) -> str:
+        """How often and at what cost."""
+        pools = f"{self.pools:,.0f} more for the rows of all steps" if self.pools else "none more"
+        cost = f"about {self.seconds:.2g} s each, at most {self.memory / _GIGA:.3g} GB of memory"
+        return f"{self.passes:.0f} passes until here, {pools}; {cost}"
+
+
+def expected_passes(problem: Problem, target: object, moves: Moves) -> float:
+    """How many passes over files come before the first step; constants and heavy tails may take one or two more."""
+    fit = _SQUARED if problem.quadratic else _OTHERS
+    aim = _TARGETS.get(target, 0) if isinstance(target, str) else 0
+    bare = moves.chosen in ("sgmcmc", "gaussian") and moves.proxy != "dq-exact"
+    return float(fit + 1 + aim + (0 if bare else 1))
+
+
+def reads_of(problem: Problem, rows: float, sampler: str) -> Reads | None:
+    """How the files of a problem are read for so many rows of all chains; None for rows in memory."""
+    source = problem.source
+    if not isinstance(source, Scan):
+        return None
+    pools = 0.0 if sampler == "gaussian" else _pools(source, len(problem.names), rows)
+    return Reads(
+        source.where, source.bytes, source.memory, source.passes, pools, source.meter.pass_seconds(source.read_rows)
+    )
+
+
+def _pools(source: Scan, dim: int, rows: float) -> float:  # type: ignore[type-arg]
+    """Passes for so many rows: one where all rows fit, or those that are drawn."""
+    size = pool_bytes(source, dim)
+    return 1.0 if source.n * size <= source.memory else pools_needed(rows, source.memory, size)
+
+
+def with_reading(problem: Problem, considered: list[Candidate]) -> list[Candidate]:
+    """Chains with the time that reading their rows takes; drawing by leverage reads all rows once more."""
+    source = problem.source
+    if not isinstance(source, Scan):
+        return considered
+    each, found = source.meter.pass_seconds(source.read_rows), []
+    for candidate in considered:
+        pools = _pools(source, len(problem.names), candidate.rows) + (candidate.batches == "leverage")
+        note = f"{pools:,.0f} passes over the files" if pools > 1.0 and np.isfinite(pools) else candidate.note
+        chain = candidate.sampler != "gaussian"
+        found.append(replace(candidate, seconds=candidate.seconds + pools * each, note=note) if chain else candidate)
+    return found

@@ -1,0 +1,234 @@
+"""Rows on a cluster: the client of a Dask scheduler as an executor, and the partitions of a Dask DataFrame as parts.
+
+Parts travel to workers as references (a file and row groups, a partition's recipe), sums or chosen rows come back. Results
+are taken in the order of the parts, so that no bit depends on which worker made them, or on how often one had to start anew.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from equipoise.data.parts import unreadable
+from equipoise.errors import ClusterLost, InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from equipoise.data.source import Executor
+
+__all__ = [
+    "ClusterExecutor",
+    "PartitionPart",
+    "as_executor",
+    "client_of",
+    "connected",
+    "is_dask",
+    "partitions",
+    "slots_of",
+]
+
+# Tasks under way for every thread of the cluster: the next one is there when a worker is done.
+_AHEAD = 2
+
+
+def as_executor(given: object) -> Executor | None:
+    """Anything with `submit`; the client of a Dask cluster in a coat that says what went wrong.
+
+    Raises
+    ------
+    InvalidInput
+        If it has no `submit`.
+    """
+    if given is None or isinstance(given, ClusterExecutor):
+        return given
+    if not callable(getattr(given, "submit", None)):
+        raise InvalidInput(
+            "executor", "a dask.distributed.Client, or anything with submit", type(given).__name__,
+            "pass Client(address), or leave it out for threads",
+        )  # fmt: skip
+    return ClusterExecutor(given) if hasattr(given, "scheduler_info") else given  # type: ignore[return-value]
+
+
+def slots_of(executor: Executor, otherwise: int) -> int:
+    """How many tasks to have under way."""
+    return executor.slots if isinstance(executor, ClusterExecutor) else otherwise
+
+
+@dataclass(frozen=True)
+class ClusterExecutor:
+    """A Dask client; a scan that is pickled leaves it behind."""
+
+    client: Any
+
+    @property
+    def slots(self) -> int:
+        """Tasks that the cluster has use for at a time."""
+        try:
+            return _AHEAD * max(1, sum(self.client.nthreads().values()))
+        except Exception as error:  # whatever a connection that is gone raises
+            raise _lost(error) from error
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> _Pending:
+        """Start fn(*args) on some worker."""
+        try:
+            return _Pending(self.client.submit(fn, *args, pure=False))
+        except Exception as error:  # whatever a connection that is gone raises
+            raise _lost(error) from error
+
+    def __reduce__(self) -> tuple[Callable[[], None], tuple[()]]:
+        return _nothing, ()
+
+
+def _nothing() -> None:
+    return
+
+
+class _Pending:
+    """A result to come from a worker."""
+
+    def __init__(self, future: Any) -> None:
+        self._future = future
+
+    def result(self) -> Any:
+        """What was made; what the function raised, as it is; `ClusterLost` for what the cluster did."""
+        from asyncio import CancelledError
+        from concurrent.futures import CancelledError as Cancelled
+
+        from distributed.comm.core import CommClosedError
+        from distributed.scheduler import KilledWorker
+
+        try:
+            found = self._future.result()
+        except KilledWorker as error:
+            raise ClusterLost(
+                f"executor: the workers that read {_first_line(error)} died one after the other. To fix: look into their "
+                "logs; if they ran out of memory, pass a smaller memory= or give them more."
+            ) from error
+        except (CancelledError, Cancelled, CommClosedError, TimeoutError) as error:
+            raise _lost(error) from error
+        # a worker need not keep what has arrived
+        self._future.release()
+        return found
+
+    def cancel(self) -> None:
+        """It is not needed."""
+        with suppress(Exception):
+            self._future.cancel()
+
+
+def _lost(error: BaseException) -> ClusterLost:
+    return ClusterLost(
+        f"executor: the connection to the Dask scheduler was lost ({_first_line(error) or type(error).__name__}). To fix: "
+        "start the cluster again, and run the same with a new client; with checkpoint=, finished passes are not repeated."
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:120]
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """The client of a scheduler, or of processes that are started here for `"local"` and end with it.
+
+    Raises
+    ------
+    InvalidInput
+        If Dask is not installed, or no scheduler answers.
+    """
+    try:
+        import distributed
+    except ImportError as error:
+        raise InvalidInput("dask", "installed for this", "no module", "run pip install 'equipoise[dask]'") from error
+    tools: Any = distributed
+    try:
+        if address == "local":
+            client = tools.Client(dashboard_address=":0", threads_per_worker=1)
+        else:
+            client = tools.Client(address, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise InvalidInput(
+            "dask", "'local', or the address of a scheduler that answers", f"{address} ({_first_line(error)})",
+            "check that it runs, for example tcp://10.0.0.1:8786",
+        ) from error  # fmt: skip
+    with client:
+        yield client
+
+
+# --- Dask DataFrames ----------------------------------------------------------------------------------
+
+
+def is_dask(source: object) -> bool:
+    """Whether it is a Dask DataFrame."""
+    return type(source).__module__.startswith("dask.dataframe") and hasattr(source, "npartitions")
+
+
+def client_of(source: object, executor: Executor | None) -> Executor | None:
+    """Where to read it: as asked for, or by the client that is active where a Dask DataFrame is given."""
+    if executor is not None or not is_dask(source):
+        return executor
+    try:
+        import distributed
+
+        here: Any = distributed
+        return ClusterExecutor(here.default_client())
+    except (ImportError, ValueError):
+        return None
+
+
+def partitions(source: Any, columns: Sequence[str]) -> tuple[PartitionPart, ...]:
+    """The partitions of a Dask DataFrame, of the columns that are needed.
+
+    Raises
+    ------
+    InvalidInput
+        If they are held in the memory of a cluster: they have no recipe to be made by again.
+    """
+    from dask import optimization
+
+    tools: Any = optimization
+    present = [name for name in columns if name in source.columns]
+    parts = []
+    for k, delayed in enumerate(source[present].to_delayed(optimize_graph=True)):
+        recipe, _ = tools.cull(dict(delayed.__dask_graph__()), delayed.key)
+        if any(type(task).__name__ == "Future" for task in recipe.values()):
+            raise InvalidInput(
+                "source", "a Dask DataFrame that says how its partitions are made", "one that was persisted",
+                "pass the frame that was read, before .persist()",
+            )  # fmt: skip
+        parts.append(PartitionPart(recipe, delayed.key, f"partition {k}"))
+    return tuple(parts)
+
+
+@dataclass(frozen=True)
+class PartitionPart:
+    """One partition of a Dask DataFrame: the recipe it is made by, on whichever worker reads it."""
+
+    recipe: Mapping[Any, Any]
+    key: Any
+    label: str
+    first: int = 0
+    count: None = None
+    identity: None = None
+
+    def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+        """Slices of the columns."""
+        from dask.local import get_sync
+
+        from equipoise.data.frames import as_frame, picked
+
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Dask's own, of other libraries
+                frame = get_sync(self.recipe, self.key)
+        except InvalidInput:
+            raise
+        except Exception as error:  # whatever the recipe does
+            raise unreadable(self.label, error) from error
+        chosen = picked(as_frame(frame), columns).reset_index(drop=True)
+        for start in range(0, len(chosen), rows):
+            yield chosen.iloc[start : start + rows]

@@ -1,0 +1,151 @@
+"""The same sums on a cluster, to the bit, whoever dies on the way: real worker processes of a local Dask cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import threading
+import time
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import equipoise as eq
+from equipoise import InvalidInput
+
+distributed = pytest.importorskip("distributed")
+N, FORMULA = 6000, "y ~ a + scale(b) + g"
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(5)
+    a, b = rng.normal(size=(2, N))
+    frame = pd.DataFrame({"y": rng.poisson(np.exp(0.3 * a - 0.1 * b)), "a": a, "b": b, "g": rng.choice(list("xyz"), N)})
+    return frame.assign(firm=rng.integers(0, 40, N))
+
+
+@pytest.fixture(scope="module")
+def folder(frame, tmp_path_factory):
+    made = tmp_path_factory.mktemp("cluster")
+    for k in range(12):
+        frame[k * 500 : (k + 1) * 500].to_parquet(made / f"{k:02}.parquet", index=False)
+    return made
+
+
+@pytest.fixture(scope="module")
+def client():
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as found:
+        yield found
+
+
+class Sums(NamedTuple):
+    rows: float
+    total: np.ndarray
+
+
+class Slow:
+    """A pass that takes its time, so that a worker can die in the middle of it."""
+
+    def __call__(self, rows) -> Sums:
+        time.sleep(0.1)
+        return Sums(float(rows.height), np.exp(rows.x).sum(axis=0))
+
+
+@pytest.mark.slow
+def test_all_verbs_have_the_bits_of_threads(client, frame, folder) -> None:
+    away = eq.data.scan(folder, FORMULA, clusters="firm", executor=client)
+    here = eq.data.scan(folder, FORMULA, clusters="firm")
+    assert away.fingerprint() == here.fingerprint()
+    model = eq.glm("poisson")
+    options = {"target": "CRV1", "ess": 50, "chains": 2, "seed": 1, "progress": False}
+    one, other = (eq.calibrate(model, source, **options) for source in (away, here))
+    np.testing.assert_array_equal(one.fit.theta, other.fit.theta)
+    np.testing.assert_array_equal(one.tuning.target, other.tuning.target)
+    np.testing.assert_array_equal(one.draws, other.draws)
+    assert away.passes == here.passes
+    assert pickle.loads(pickle.dumps(away)).executor is None
+
+
+def test_a_killed_worker_costs_only_its_blocks(client, folder) -> None:
+    source, threads = eq.data.scan(folder, FORMULA, executor=client), eq.data.scan(folder, FORMULA)
+    expected = threads.reduce(Slow())
+    before = set(client.scheduler_info()["workers"])
+    pids = list(client.run(os.getpid).values())
+    timer = threading.Timer(0.35, os.kill, (pids[0], signal.SIGKILL))
+    timer.start()
+    found = source.reduce(Slow())
+    timer.join()
+    assert found.rows == N
+    np.testing.assert_array_equal(found.total, expected.total)
+    client.wait_for_workers(2, timeout=30)
+    assert set(client.scheduler_info()["workers"]) != before
+
+
+def test_errors_come_back_as_they_are(client, frame, tmp_path) -> None:
+    frame.assign(a=np.where(np.arange(N) == 4321, np.nan, frame["a"])).to_parquet(tmp_path / "bad.parquet")
+    with pytest.raises(InvalidInput, match=r"missing in columns \['a'\], rows 4321, in .*bad.parquet"):
+        eq.data.scan(tmp_path, FORMULA, executor=client)
+    with pytest.raises(InvalidInput, match=r"executor: must be a dask.distributed.Client"):
+        eq.data.scan(tmp_path, FORMULA, executor=3)
+
+
+@pytest.mark.slow
+def test_a_dask_frame_is_read_partition_by_partition(client, frame, folder) -> None:
+    dd = pytest.importorskip("dask.dataframe")
+    source = eq.data.scan(dd.read_parquet(folder), FORMULA, clusters="firm")
+    assert source.executor.client is client
+    assert len(source.parts) == 12
+    assert len(pickle.dumps(source.parts[0])) < 10_000
+    expected = eq.data.table(frame, FORMULA)
+    np.testing.assert_allclose(source.whole().x, expected.x, rtol=1e-12)
+    model = eq.glm("poisson")
+    np.testing.assert_allclose(eq.fit(model, source).theta, eq.fit(model, expected).theta, rtol=1e-9)
+    derived = dd.read_parquet(folder).query("a > 0").assign(c=lambda d: d["a"] ** 2)
+    part = eq.data.scan(derived, "y ~ c")
+    assert part.n == int((frame["a"] > 0).sum())
+    with pytest.raises(InvalidInput, match=r"\['nothing'\], which the Dask DataFrame does not have"):
+        eq.data.scan(dd.read_parquet(folder), "y ~ nothing")
+    with pytest.raises(InvalidInput, match="one that was persisted"):
+        eq.data.scan(dd.read_parquet(folder).persist(), FORMULA)
+
+
+def test_a_lost_scheduler_is_a_clear_error(folder) -> None:
+    options = {
+        "n_workers": 1,
+        "threads_per_worker": 1,
+        "processes": False,
+        "dashboard_address": ":0",
+        "silence_logs": 50,
+    }
+    cluster = distributed.LocalCluster(**options)
+    client = distributed.Client(cluster, set_as_default=False)
+    source = eq.data.scan(folder, FORMULA, executor=client)
+    timer = threading.Timer(0.3, cluster.close)
+    timer.start()
+    with pytest.raises(eq.ClusterLost, match=r"connection to the Dask scheduler was lost.*start the cluster again"):
+        source.reduce(Slow())
+    timer.join()
+    with pytest.raises(eq.ClusterLost):
+        source.reduce(Slow())
+    client.close()
+
+
+@pytest.mark.slow
+def test_the_command_line_starts_a_cluster(folder, capsys) -> None:
+    from typer.testing import CliRunner
+
+    from equipoise.cli import app
+
+    arguments = ["plan", str(folder), "y ~ a + b", "--family", "poisson"]
+    runner = CliRunner()
+    found, expected = (runner.invoke(app, [*arguments, *more]) for more in (["--dask", "local"], []))
+    assert found.exit_code == expected.exit_code == 0, found.output
+    assert "12 files" in found.output
+    wrong = runner.invoke(app, [*arguments, "--dask", "nowhere:1"])
+    assert wrong.exit_code == 2
+    assert "the address of a scheduler that answers" in wrong.output
