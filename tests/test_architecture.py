@@ -103,6 +103,7 @@ def test_heavy_packages_stay_where_they_belong(file) -> None:
         "numba": part(file) == "engines",
         "matplotlib": part(file) in {"experiments", "report"},
         "arviz": part(file) == "interop",
+        "torch": part(file) == "interop",
         "formulaic": part(file) == "data",
     }
     assert not {package for package in packages(file) if not allowed.get(package, True)}

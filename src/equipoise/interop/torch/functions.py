@@ -1,0 +1,194 @@
+"""Derivatives of a module's loss by `torch.func`: flat float64 parameters in, NumPy arrays out.
+
+The names are those of the functions of a loss in JAX, so that whatever is made of those is made of these.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jvp, vmap
+
+from equipoise.arrays import Array
+
+if TYPE_CHECKING:
+    from equipoise.interop.torch.model import Model
+
+__all__ = ["Functions"]
+
+with warnings.catch_warnings():
+    # the first forward derivative makes torch load what it warns of as deprecated itself
+    warnings.simplefilter("ignore", DeprecationWarning)
+    jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
+
+# Tangents that are pushed through a module together.
+_TANGENTS = 64
+
+
+class Functions:
+    """Derivatives of a model's loss over a masked block of rows."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, structure = model, model.structure
+        self.shapes = tuple((name, shape, prod(shape)) for name, shape in structure.trained)
+        self.basis = None if structure.basis is None else _tensor(structure.basis)
+        self.origin = None if structure.origin is None else _tensor(structure.origin)
+        self._threads = threading.local()
+        self.precision, self.mean = model.precision(), np.broadcast_to(model.prior_mean, structure.full)
+
+    @property
+    def twin(self) -> Any:
+        """The module in float64 and evaluation mode; one for each thread, since a call puts parameters into it."""
+        if not hasattr(self._threads, "twin"):
+            self._threads.twin = deepcopy(self.model.module).double().eval().requires_grad_(False)
+        return self._threads.twin
+
+    def each(self, theta: Any, rows: Any) -> Any:
+        """The loss of every row of a block, (rows,)."""
+        whole = theta if self.basis is None else self.origin + theta @ self.basis
+        params, start = {}, 0
+        for name, shape, size in self.shapes:
+            params[name] = whole[start : start + size].reshape(shape)
+            start += size
+        inputs = rows["x"] if isinstance(rows["x"], tuple) else (rows["x"],)
+        return self.model.loss(functional_call(self.twin, params, inputs), rows["y"])
+
+    def row(self, theta: Any, row: Any) -> Any:
+        """The loss of one row."""
+        return self.each(theta, _mapped(lambda a: a[None], row)).reshape(())
+
+    def total(self, theta: Any, rows: Any, mask: Any) -> Any:
+        """Σ over the rows that count."""
+        return (mask * self.each(theta, rows)).sum()
+
+    def value(self, theta: Array, rows: Any, mask: Any) -> float:
+        """The sum of losses."""
+        with torch.no_grad():
+            return float(self.total(_tensor(theta), rows, mask))
+
+    def gradient(self, theta: Array, rows: Any, mask: Any) -> tuple[float, Array]:
+        """The sum of losses and its gradient."""
+        slope, value = grad_and_value(self.total)(_tensor(theta), rows, mask)
+        return float(value), _array(slope)
+
+    def hessian(self, theta: Array, rows: Any, mask: Any) -> Array:
+        """The Hessian of the sum."""
+        at, slope = _tensor(theta), grad(self.total)
+        along = lambda v: jvp(lambda t: slope(t, rows, mask), (at,), (v,))[1]  # noqa: E731
+        return _array(vmap(along, chunk_size=_TANGENTS)(torch.eye(at.numel(), dtype=at.dtype)))
+
+    def scores(self, theta: Array, rows: Any) -> Array:
+        """Gradients by row, (rows, D)."""
+        return _array(vmap(grad(self.row), (None, 0))(_tensor(theta), rows))
+
+    def hessians(self, theta: Array, rows: Any) -> Array:
+        """Hessians by row, (rows, D, D)."""
+        return _array(vmap(hessian(self.row), (None, 0))(_tensor(theta), rows))
+
+    def thirds(self, theta: Array, rows: Any) -> Array:
+        """Third derivatives by row, (rows, D, D, D)."""
+        return _array(vmap(jacfwd(hessian(self.row)), (None, 0))(_tensor(theta), rows))
+
+    def products(self, theta: Array, rows: Any, vectors: Array) -> Array:
+        """Hessians by row times vectors, (rows, vectors, D)."""
+
+        def along(t: Any, row: Any, v: Any) -> Any:
+            return jvp(lambda u: grad(self.row)(u, row), (t,), (v,))[1]
+
+        each = vmap(vmap(along, (None, None, 0)), (None, 0, None))
+        return _array(each(_tensor(theta), rows, _tensor(vectors)))
+
+    def bends(self, theta: Array, rows: Any, mask: Any, vectors: Array) -> Array:
+        """Σ over rows of ∇³ℓ[v, v, ·] for each v, (vectors, D)."""
+
+        def along(t: Any, v: Any) -> Any:
+            slope = grad(self.total)
+            bend = lambda u: jvp(lambda w: slope(w, rows, mask), (u,), (v,))[1]  # noqa: E731
+            return jvp(bend, (t,), (v,))[1]
+
+        return _array(vmap(along, (None, 0), chunk_size=_TANGENTS)(_tensor(theta), _tensor(vectors)))
+
+    def bend_gradient(self, theta: Array, rows: Any, mask: Any, values: Array, vectors: Array) -> Array:
+        """Σ over rows of ∇ tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ."""
+        return np.asarray(values) @ self.bends(theta, rows, mask, vectors)
+
+    def penalty(self, theta: Array) -> float:
+        """R(θ)."""
+        if self.model.regularizer is not None:
+            with torch.no_grad():
+                return float(self._regularizer(_tensor(theta)))
+        away, pull = self._pull(theta)
+        return float(0.5 * away @ pull)
+
+    def penalty_derivatives(self, theta: Array) -> tuple[float, Array, Array]:
+        """R, ∇R and ∇²R."""
+        if self.model.regularizer is not None:
+            at = _tensor(theta)
+            return self.penalty(theta), _array(grad(self._regularizer)(at)), _array(hessian(self._regularizer)(at))
+        _, pull = self._pull(theta)
+        basis = None if self.basis is None else self.basis.numpy()
+        if basis is None:
+            return self.penalty(theta), pull, self.precision if self.precision.ndim == 2 else np.diag(self.precision)
+        bent = basis @ self.precision if self.precision.ndim == 2 else basis * self.precision
+        return self.penalty(theta), basis @ pull, bent @ basis.T
+
+    def penalty_slope(self, theta: Any) -> Any:
+        """∇R at a tensor, for a chain's step."""
+        if self.model.regularizer is not None:
+            return grad(self._regularizer)(theta)
+        return torch.from_numpy(self.penalty_gradient(theta.numpy()))
+
+    def penalty_gradient(self, theta: Array) -> Array:
+        """∇R."""
+        if self.model.regularizer is not None:
+            return _array(grad(self._regularizer)(_tensor(theta)))
+        _, pull = self._pull(theta)
+        return pull if self.basis is None else self.basis.numpy() @ pull
+
+    def penalty_third(self, theta: Array) -> Array:
+        """∇³R, which a Gaussian prior does not have."""
+        if self.model.regularizer is None:
+            return np.broadcast_to(0.0, (theta.size,) * 3)
+        return _array(jacfwd(hessian(self._regularizer))(_tensor(theta)))
+
+    def penalty_bend(self, theta: Array, S: Array) -> Array:
+        """∇ tr(∇²R S)."""
+        if self.model.regularizer is None:
+            return np.zeros_like(theta)
+        return np.einsum("ijk,jk->i", self.penalty_third(theta), S)
+
+    def _pull(self, theta: Array) -> tuple[Array, Array]:
+        """θ − m in all trainable scalars, and the precision times it."""
+        embedded = theta if self.basis is None else self.model.structure.embed(theta)
+        away = np.asarray(embedded) - self.mean
+        return away, self.precision @ away if self.precision.ndim == 2 else self.precision * away
+
+    def _regularizer(self, theta: Any) -> Any:
+        whole = theta if self.basis is None else self.origin + theta @ self.basis
+        params, start = {}, 0
+        for name, shape, size in self.shapes:
+            params[name] = whole[start : start + size].reshape(shape)
+            start += size
+        assert self.model.regularizer is not None
+        return self.model.regularizer(params)
+
+
+def _mapped(f: Callable[[Any], Any], rows: Any) -> Any:
+    """A block's tensors one by one."""
+    x = tuple(f(a) for a in rows["x"]) if isinstance(rows["x"], tuple) else f(rows["x"])
+    return {"x": x, "y": f(rows["y"])}
+
+
+def _tensor(array: Any) -> Any:
+    return torch.from_numpy(np.array(array, dtype=np.float64))
+
+
+def _array(tensor: Any) -> Array:
+    return np.asarray(tensor.detach().numpy(), dtype=np.float64)

@@ -1,0 +1,413 @@
+"""PyTorch: modules under every verb, an optimizer in loops of one's own, loaders, and what is said of those that differ."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import equipoise as eq
+
+torch = pytest.importorskip("torch", reason="run by make test-torch")
+eqt = pytest.importorskip("equipoise.interop.torch")
+pytestmark = pytest.mark.torch
+
+CE = torch.nn.CrossEntropyLoss(reduction="none")
+PRECISION = 4.0
+
+
+def loss(out, y):
+    """Of three classes, the last of which has no parameters: then every direction has gradient noise."""
+    return CE(torch.cat([out, torch.zeros_like(out[:, :1])], dim=1), y)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def rows(n=400, seed=0):
+    """Three classes, and one label in ten at random: the model is wrong, so that sandwich and posterior differ."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 2)) * [1.0, 2.0]
+    eta = np.column_stack([x @ [1.0, 0.2], x @ [-0.5, 0.4], np.zeros(n)]) + rng.gumbel(size=(n, 3))
+    y = np.where(rng.random(n) < 0.1, rng.integers(0, 3, n), eta.argmax(1))
+    return torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+
+
+X, Y = rows()
+DATA = torch.utils.data.TensorDataset(X, Y)
+
+
+def linear():
+    return torch.nn.Linear(2, 2)
+
+
+def jax_twin():
+    def row_loss(p, row):
+        eta = jnp.append(p["weight"] @ row["x"] + p["bias"], 0.0)
+        return jax.nn.logsumexp(eta) - eta[row["y"]]
+
+    init = {"weight": np.zeros((2, 2)), "bias": np.zeros(2)}
+    return eq.Model(row_loss, init=init, prior_precision=PRECISION), {"x": X.numpy().astype(float), "y": Y.numpy()}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    problem = eq.bind(eqt.Model(linear(), loss, prior_precision=PRECISION), (X, Y))
+    fit = eq.fit(problem)
+    return problem, fit, eq.moments(problem, fit)
+
+
+def test_everything_is_what_jax_finds(fitted) -> None:
+    """Fit, moments, K(S), third derivatives, tails and leverages, by two libraries."""
+    problem, fit, ours = fitted
+    model, data = jax_twin()
+    theirs = eq.moments(model, data, eq.fit(model, data))
+    assert problem.names[:2] == ("weight[0,0]", "weight[0,1]")
+    order = [*range(2, 6), *range(2)]  # JAX sorts names: bias first
+    turn = np.ix_(order, order)
+    np.testing.assert_allclose(fit.theta, theirs.params[order], atol=1e-8)
+    for name in ("hessian", "loss_hessian", "score_cov"):
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name)[turn], atol=1e-8)
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(6, 6))
+    S = root @ root.T
+    back = np.argsort(order)
+    np.testing.assert_allclose(ours.curvature_noise(S), theirs.curvature_noise(S[np.ix_(back, back)])[turn], rtol=1e-7)
+    third = theirs.third_derivative(S[np.ix_(back, back)])[order]
+    np.testing.assert_allclose(ours.third_derivative(S), third, rtol=1e-7, atol=1e-9)
+    dynamics = eq.Dynamics(batch_size=30, batches="leverage", gradient="control-variate")
+    one, other = (eq.tune(m, "sandwich", dynamics, noise="completed") for m in (ours, theirs))
+    np.testing.assert_allclose(one.predicted.worst_kurtosis, other.predicted.worst_kurtosis, rtol=1e-5)
+    np.testing.assert_allclose(one.predicted.skewness, other.predicted.skewness[order], atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseWarning")
+def test_one_call(fitted, tmp_path) -> None:
+    problem, _, _ = fitted
+    cal = eq.calibrate(problem, target="sandwich", ess=400, chains=2, progress=False)
+    assert cal.diagnosis.check("covariance").status == "ok", str(cal.diagnosis)
+    assert cal.chains.tree()["weight"].shape == (*cal.draws.shape[:2], 2, 2)
+    out = problem.model.outputs(cal.chains.flat()[:20], X[:5])
+    by_hand = np.einsum("sij,nj->sni", cal.chains.tree()["weight"].reshape(-1, 2, 2)[:20], X[:5].numpy())
+    by_hand += cal.chains.tree()["bias"].reshape(-1, 1, 2)[:20]
+    np.testing.assert_allclose(out, by_hand, rtol=1e-6)
+    again = eq.load(cal.save(tmp_path / "run.eqz"))
+    np.testing.assert_array_equal(again.chains.tree()["bias"], cal.chains.tree()["bias"])
+
+
+def test_the_same_seed_gives_the_same_draws(fitted) -> None:
+    problem, _, moments = fitted
+    tuning = eq.tune(moments, "sandwich", eq.Dynamics(batch_size=40, momentum=0.4))
+    options = {"draws": 20, "chains": 3, "thin": 3, "burn_in": 5, "progress": False, "seed": 4}
+    one, other = (eq.sample(problem, tuning, threads=threads, **options).draws for threads in (1, 2))
+    np.testing.assert_array_equal(one, other)
+
+
+def loop(net, chain, batches, steps, penalty=0.0, closure=False):
+    """A user's own loop: loss of a batch, backward, step."""
+    draws, taken = [], 0
+    while taken < steps:
+        for x, y in batches:
+
+            def evaluate(x=x, y=y):
+                chain.zero_grad()
+                value = loss(net(x), y).mean() + penalty * sum((p**2).sum() for p in net.parameters())
+                value.backward()
+                return value
+
+            if closure:
+                chain.step(evaluate)
+            else:
+                evaluate()
+                chain.step()
+            draws.append(chain.flat())
+            taken += 1
+            if taken == steps:
+                break
+    return np.array(draws)
+
+
+KINDS = {
+    "plain": ({}, {}),
+    "momentum": ({"momentum": 0.5, "inverse_temperature": 3000.0}, {}),
+    "epochs": ({"batches": "epochs"}, {}),
+    "control": ({"gradient": "control-variate"}, {"noise": "completed"}),
+}
+
+
+def started(fitted):
+    problem, fit, _ = fitted
+    net = linear()
+    eqt.Model(net, loss).load(fit.theta)
+    return problem, net
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loop_of_ones_own(kind, fitted) -> None:
+    """In float32, with weight decay or the penalty in the loss; nothing is said of batches that match."""
+    _, net = started(fitted)
+    dynamics, options = KINDS[kind]
+    tuning = eq.tune(fitted[2], "sandwich", eq.Dynamics(batch_size=40, **dynamics), **options)
+    batches = eqt.loader(DATA, 40, batches=tuning.dynamics.batches, seed=1)
+    decay = PRECISION / len(X) if kind in ("plain", "control") else 0.0
+    chain = eqt.SGD(net.parameters(), tuning, seed=5, weight_decay=decay, loader=batches)
+    penalty = 0.0 if decay else 0.5 * PRECISION / len(X)
+    draws = loop(net, chain, batches, 5000, penalty, closure=kind == "control")
+    found = eq.diagnose(eq.Chains.from_draws(draws[500:], tuning), tuning)
+    assert found.check("covariance").status == "ok", str(found)
+    assert 0.85 < chain.watch.noise < 1.15
+    assert chain.watch.cancelled < 0.1 if kind == "epochs" else 0.7 < chain.watch.cancelled < 2.0
+
+
+def test_the_reference_is_the_gradient_of_all_rows(fitted) -> None:
+    """Around weights that are not the minimiser: a step by hand."""
+    _, net = started(fitted)
+    dynamics = eq.Dynamics(batch_size=40, gradient="control-variate")
+    tuning = eq.tune(fitted[2], "posterior", dynamics, noise="completed")
+    chain = eqt.SGD(net.parameters(), tuning, seed=8)
+
+    def closure(x, y):
+        def evaluate():
+            chain.zero_grad()
+            value = loss(net(x), y).mean()
+            value.backward()
+            return value
+
+        return evaluate
+
+    chain.reference(closure(X, Y))
+    away = torch.linspace(-0.3, 0.3, 6)
+    theta = torch.tensor(tuning.center, dtype=torch.float32) + away
+    chain._write(theta)
+
+    def slope(at, x, y):
+        w, b = at[:4].reshape(2, 2), at[4:]
+        at = [w.clone().requires_grad_(), b.clone().requires_grad_()]
+        return torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss(x @ at[0].T + at[1], y).mean(), at)])
+
+    center = torch.tensor(tuning.center, dtype=torch.float32)
+    g = slope(theta, X[:40], Y[:40]) - slope(center, X[:40], Y[:40]) + slope(center, X, Y)
+    before = chain.flat()
+    chain.step(closure(X[:40], Y[:40]))
+    shaken = (chain._root @ chain._normals(8, 0)).double().numpy()
+    np.testing.assert_allclose(chain._root @ chain._root.T, tuning.noise, rtol=1e-4, atol=1e-8)
+    np.testing.assert_allclose(chain.flat() - before, shaken - tuning.step @ g.double().numpy(), atol=1e-5)
+    with pytest.raises(eq.InvalidInput, match="closure"):
+        chain.step()
+
+
+def test_shuffled_loaders_are_detected(fitted) -> None:
+    """At once where the loader is at hand; else by its gradients, which cancel over a pass."""
+    _, net = started(fitted)
+    tuning = eq.tune(fitted[2], "sandwich", eq.Dynamics(batch_size=40))
+    shuffled = torch.utils.data.DataLoader(DATA, batch_size=40, shuffle=True)
+    with pytest.raises(eq.InvalidInput, match=r"shuffle=True.*batches='epochs'"):
+        eqt.SGD(net.parameters(), tuning, loader=shuffled)
+    chain = eqt.SGD(net.parameters(), tuning, weight_decay=PRECISION / len(X))
+    with pytest.warns(eq.EquipoiseWarning, match="shuffle=True"):
+        loop(net, chain, shuffled, 200)
+    epochs = eq.tune(fitted[2], "sandwich", eq.Dynamics(batch_size=40, batches="epochs"))
+    chain = eqt.SGD(net.parameters(), epochs, weight_decay=PRECISION / len(X))
+    with pytest.warns(eq.EquipoiseWarning, match="do not cancel"):
+        loop(net, chain, eqt.loader(DATA, 40), 200)
+    eqt.SGD(net.parameters(), epochs, loader=shuffled)
+    drawn = torch.utils.data.DataLoader(DATA, 40, sampler=torch.utils.data.RandomSampler(DATA, replacement=True))
+    eqt.SGD(net.parameters(), tuning, loader=drawn)
+    for wrong, named in (
+        (torch.utils.data.DataLoader(DATA, batch_size=40), "own order"),
+        (eqt.loader(DATA, 20), "40 rows"),
+        (eqt.loader(DATA, 40, batches="epochs"), "epochs"),
+    ):
+        with pytest.raises(eq.InvalidInput, match=named):
+            eqt.SGD(net.parameters(), tuning, loader=wrong)
+
+
+def test_other_batches_and_sums_are_named(fitted) -> None:
+    _, net = started(fitted)
+    tuning = eq.tune(fitted[2], "sandwich", eq.Dynamics(batch_size=40))
+    chain = eqt.SGD(net.parameters(), tuning, weight_decay=PRECISION / len(X))
+    with pytest.warns(eq.EquipoiseWarning, match="gradient noise: it has"):
+        loop(net, chain, eqt.loader(DATA, 10), 400)
+
+
+def test_health_is_printed(fitted, capsys) -> None:
+    _, net = started(fitted)
+    tuning = eq.tune(fitted[2], "sandwich", eq.Dynamics(batch_size=40))
+    chain = eqt.SGD(net.parameters(), tuning, weight_decay=PRECISION / len(X))
+    health = eqt.Health(chain, every=1000)
+    loop(net, chain, eqt.loader(DATA, 40), 3000)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert "observed/predicted standard deviation" in lines[-1]
+    assert "LOOK" not in lines[-1]
+    assert health.draws.shape[1] == (3000 - health.burn_in) // health.thin
+    assert health.diagnosis().check("guard").status == "ok"
+    health.detach()
+    loop(net, chain, eqt.loader(DATA, 40), 10)
+    assert health.steps == 3000
+
+
+def test_a_state_resumes_bit_for_bit(fitted, tmp_path) -> None:
+    dynamics = eq.Dynamics(batch_size=40, momentum=0.5, inverse_temperature=3000.0)
+    tuning = eq.tune(fitted[2], "sandwich", dynamics)
+
+    def run(parts):
+        _, net = started(fitted)
+        chain = eqt.SGD(net.parameters(), tuning, seed=3)
+        for k, part in enumerate(parts):
+            if k:
+                torch.save({"net": net.state_dict(), "chain": chain.state_dict()}, tmp_path / "state.pt")
+                net, saved = linear(), torch.load(tmp_path / "state.pt", weights_only=True)
+                net.load_state_dict(saved["net"])
+                chain = eqt.SGD(net.parameters(), tuning, seed=3)
+                chain.load_state_dict(saved["chain"])
+            loop(net, chain, [(X[k : k + 40], Y[k : k + 40]) for k in part], len(part))
+        return chain.flat()
+
+    whole = run([range(20)])
+    np.testing.assert_array_equal(run([range(12), range(12, 20)]), whole)
+    other = eqt.SGD(linear().parameters(), eq.tune(fitted[2], "posterior", dynamics))
+    with pytest.raises(eq.CheckpointMismatch):
+        other.load_state_dict(eqt.SGD(linear().parameters(), tuning).state_dict())
+    copied = copy.deepcopy(other)
+    assert copied.tuning.dim == 6
+
+
+def test_parameter_groups_are_refused(fitted) -> None:
+    tuning = eq.tune(fitted[2], "sandwich", eq.Dynamics(batch_size=40))
+    net = linear()
+    with pytest.raises(eq.InvalidInput, match="parameter groups"):
+        eqt.SGD([{"params": [net.weight]}, {"params": [net.bias]}], tuning)
+    chain = eqt.SGD(net.named_parameters(), tuning)
+    with pytest.raises(eq.InvalidInput, match="parameter groups"):
+        chain.add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(eq.InvalidInput, match="6 numbers; got 2"):
+        eqt.SGD([net.bias], tuning)
+    with pytest.raises(eq.InvalidInput, match="backward"):
+        chain.step()
+
+
+def test_weights_that_are_brought_are_certified() -> None:
+    """Adam in float32 to a rough minimum, LBFGS to a good one; both far from what Newton reaches."""
+    net = linear()
+    model = eqt.Model(net, loss, prior_precision=PRECISION)
+
+    def train(optimizer, steps):
+        def closure():
+            optimizer.zero_grad()
+            value = loss(net(X), Y).mean() + 0.5 * PRECISION / len(X) * sum((p**2).sum() for p in net.parameters())
+            value.backward()
+            return value
+
+        for _ in range(steps):
+            optimizer.step(closure)
+
+    train(torch.optim.Adam(net.parameters(), lr=0.05), 15)
+    with pytest.raises(eq.FitFailed, match="posterior standard deviations from the minimiser"):
+        eqt.certify(eqt.Model(net, loss, prior_precision=PRECISION), (X, Y))
+    train(torch.optim.LBFGS(net.parameters(), max_iter=200, tolerance_grad=1e-9, tolerance_change=1e-12), 3)
+    model = eqt.Model(net, loss, prior_precision=PRECISION)
+    found = eqt.certify(model, (X, Y))
+    assert 1e-9 < found.gradient_norm < 0.05
+    exact = eq.fit(model, (X, Y))
+    away = found.theta - exact.theta
+    moments = eq.moments(model, (X, Y), exact)
+    assert np.sqrt(moments.n * away @ moments.hessian @ away) == pytest.approx(found.gradient_norm, rel=0.05)
+    tuned = eq.tune(eq.moments(model, (X, Y), found), "sandwich", eq.Dynamics(batch_size=40))
+    assert tuned.residual < 1e-8
+    flat = eqt.Model(torch.nn.Linear(2, 3), CE)
+    with pytest.raises(eq.FitFailed, match="does not curve"):
+        eqt.certify(flat, (X, Y))
+
+
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, n):
+        return X[n], Y[n]
+
+
+def test_parts_of_a_network_and_datasets() -> None:
+    """The last layer by a prefix, by names and by a function, on a dataset; dropout is off, and the user's module as before."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh(), torch.nn.Dropout(0.5), torch.nn.Linear(5, 3))
+    before = copy.deepcopy(net.state_dict())
+    kinds = ("3.", ["3.weight", "3.bias"], lambda name: name.startswith("3"))
+    models = [eqt.Model(net, CE, trainable=kind, prior_precision=1.0) for kind in kinds]
+    fits = [eq.fit(model, data) for model, data in zip(models, ((X, Y), DATA, Pairs()), strict=True)]
+    for fit in fits:
+        assert fit.theta.size == 18
+        np.testing.assert_allclose(fit.theta, fits[0].theta, atol=1e-7)
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(value, before[name])
+    assert net.training
+    hidden = torch.tanh(X.double() @ net[0].weight.double().T + net[0].bias.double()).detach().numpy()
+    twin = eq.Model(
+        lambda p, o: jax.nn.logsumexp(p[:, :5] @ o["h"] + p[:, 5]) - (p[:, :5] @ o["h"] + p[:, 5])[o["y"]],
+        init=jnp.zeros((3, 6)),
+        prior_precision=1.0,
+    )
+    theirs = eq.fit(twin, {"h": hidden, "y": Y.numpy()}).params
+    np.testing.assert_allclose(fits[0].params["3.weight"], theirs[:, :5], atol=1e-6)
+    frozen = copy.deepcopy(net)
+    frozen[0].requires_grad_(False)
+    assert eqt.Model(frozen, CE, prior_precision=1.0).structure.dim == 18
+
+
+def test_a_regulariser_of_ones_own() -> None:
+    gaussian = eqt.Model(linear(), loss, prior_precision=PRECISION)
+    own = eqt.Model(
+        linear(), loss, regularizer=lambda p: 0.5 * PRECISION * sum((value**2).sum() for value in p.values())
+    )
+    one, other = (eq.moments(m, (X, Y), eq.fit(m, (X, Y))) for m in (gaussian, own))
+    np.testing.assert_allclose(one.hessian, other.hessian, atol=1e-8)
+    S = np.diag(np.arange(1.0, 7.0))
+    np.testing.assert_allclose(one.third_derivative(S), other.third_derivative(S), atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("make", "data", "named"),
+    [
+        (lambda: eqt.Model(torch.nn.Linear(2, 3), torch.nn.CrossEntropyLoss()), (X, Y), "reduction='none'"),
+        (lambda: eqt.Model(torch.nn.Linear(5, 3), CE), (X, Y), "RuntimeError"),
+        (lambda: eqt.Model(linear(), CE, trainable=["head"]), (X, Y), "'head'"),
+        (lambda: eqt.Model(linear(), CE, prior_precision=np.ones(4)), (X, Y), "prior_precision"),
+        (lambda: eqt.Model(CE.forward, CE), (X, Y), "torch.nn.Module"),
+        (lambda: eqt.Model(linear(), CE), {"x": X}, "map-style dataset"),
+    ],
+)
+def test_what_is_wrong_is_named(make, data, named) -> None:
+    with warnings.catch_warnings(), pytest.raises(eq.InvalidInput, match=named):
+        eq.bind(make(), data)
+
+
+def test_loaders_draw_as_they_say() -> None:
+    """Independent batches repeat rows, epochs have each once; seeds and passes decide."""
+    numbered = torch.utils.data.TensorDataset(torch.arange(103))
+
+    def batches(**options):
+        made = eqt.loader(numbered, 10, **options)
+        return [[b[0].numpy() for b in made] for _ in range(2)]
+
+    first, second = batches(batches="epochs", seed=2)
+    assert [len(b) for b in first] == [10] * 10 + [3]
+    assert sorted(np.concatenate(first)) == list(range(103))
+    assert not np.array_equal(first[0], second[0])
+    assert len(batches(batches="epochs", drop_last=True)[0]) == 10
+    one, _ = batches(seed=4)
+    assert [len(b) for b in one] == [10] * 10
+    np.testing.assert_array_equal(np.concatenate(one), np.concatenate(batches(seed=4)[0]))
+    assert len(set(np.concatenate(batches(replacement=False)[0][:1]))) == 10
+    counts = np.bincount(np.concatenate([np.concatenate(batches(seed=s)[0]) for s in range(200)]), minlength=103)
+    # 20,000 rows over 103: Pearson's statistic of a uniform law, five standard deviations
+    assert abs(((counts - counts.mean()) ** 2 / counts.mean()).sum() - 102) < 5 * np.sqrt(2 * 102)
+    with pytest.raises(eq.InvalidInput, match="at most"):
+        eqt.loader(numbered, 104)
