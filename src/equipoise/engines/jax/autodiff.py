@@ -114,7 +114,7 @@ class AutodiffEngine:
     pull: Pull
     origin: Array
     metric: Array
-    brought: Brought | None = None
+    brought: Brought | None
 
     def start(self, theta: Array, seed: np.random.SeedSequence) -> ChainState:
         """A chain at θ, at rest."""

@@ -110,7 +110,7 @@ def torch_engine(problem: TorchProblem, tuning: Tuning, guard: Guard) -> TorchEn
     metric = cho_solve((cholesky(guard.cov, lower=True), True), np.eye(tuning.dim))
     return TorchEngine(
         task, tuning, guard.radius2, root, noise, lifting(root, center), None, Held(rows, None, None), lottery,
-        Pull(pull, np.empty((0, 0)), center), center, metric, problem, rows,
+        Pull(pull, np.empty((0, 0)), center), center, metric, None, problem, rows,
     )  # fmt: skip
 
 
