@@ -11,7 +11,21 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-__all__ = ["AIM", "DASK", "DEBUG", "LENGTH", "MODEL", "MOVES", "OUT", "PROGRESS", "READING", "RUNNING", "SEED", "STEP", "TABLE"]
+__all__ = [
+    "AIM",
+    "DASK",
+    "DEBUG",
+    "LENGTH",
+    "MODEL",
+    "MOVES",
+    "OUT",
+    "PROGRESS",
+    "READING",
+    "RUNNING",
+    "SEED",
+    "STEP",
+    "TABLE",
+]
 __all__ += ["TUNING_ROWS", "Option", "as_options", "picked", "table_file", "with_options"]
 
 _DATA, _MODEL, _TARGET, _CHAIN, _RUN, _TABLE, _OUT = (
