@@ -35,8 +35,9 @@ test-torch: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[torch]"
 	$(BIN)/pytest -m torch tests
 
+# needs Chromium (Debian: apt install chromium); without one the tests are skipped, with that reason
 test-browser: setup
-	$(BIN)/pytest -m browser tests
+	$(BIN)/pytest -m browser -rs tests
 
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
@@ -44,6 +45,7 @@ docs: setup
 
 coverage-study: setup
 	$(BIN)/python benchmarks/interval_coverage.py
+	$(BIN)/python benchmarks/cluster_coverage.py
 
 posteriors: setup
 	$(BIN)/python benchmarks/posteriors.py

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +32,7 @@ def frame() -> pd.DataFrame:
             "region": region,
             "weight": rng.uniform(0.5, 1.5, 400),
             "exposure": rng.normal(size=400) * 0.1,
+            "firm": np.arange(400) % 40,
             "perfect": (age > 0).astype(int),
         }
     )
@@ -82,7 +86,7 @@ def test_fit_prints_the_summary_and_writes_everything(run, csv: str, frame: pd.D
         printed = next(line for line in result.out.splitlines() if line.strip().startswith(name))
         assert printed.split()[1:] == [cell for cell in row if cell]
     assert same.diagnosis.verdict in result.out
-    assert "90% from" in page.read_text(encoding="utf-8")
+    assert "90% interval" in page.read_text(encoding="utf-8")
     np.testing.assert_array_equal(eq.load(kept).draws, same.draws)
     table = pd.read_csv(draws)
     assert list(table.columns) == ["chain", "draw", *same.names]
@@ -115,6 +119,80 @@ def test_options_reach_the_library(run, frame: pd.DataFrame, tmp_path: Path) -> 
     np.testing.assert_allclose(made.tuning.step, expected.tuning.step, rtol=1e-10)
     assert len(pd.read_parquet(draws)) == made.draws.shape[0] * made.draws.shape[1]
     assert (tmp_path / "state").exists()
+
+
+def test_every_option_of_calibrate_can_be_typed() -> None:
+    typed = {name.replace("no_", "") for name in inspect.signature(cli.fit_command).parameters}
+    # functions cannot be typed, and a cluster is --dask
+    wanted = set(inspect.signature(eq.calibrate).parameters) - {"model", "context", "executor"}
+    assert wanted <= typed
+    wanted = set(inspect.signature(eq.glm).parameters) - {"divergence"}
+    assert wanted <= typed
+
+
+def test_robust_targets_ratios_and_tests(run, csv: str, frame: pd.DataFrame, tmp_path: Path) -> None:
+    kept, coefficients = tmp_path / "run.eqz", tmp_path / "new" / "coefficients.csv"
+    result = run(
+        "fit", csv, FORMULA, "--family", "poisson", "--target", "CRV1", "--clusters", "firm", "--small-sample", "no",
+        "--exponentiate", "--stars", "--test", "age = 0", "--test", "C(region)[T.north] = C(region)[T.west]", "--use-f",
+        "--csv", str(coefficients), "--save", str(kept), "--sampler", "gaussian", *QUICK,
+    )  # fmt: skip
+    assert result.code == 0, result.err
+    same = eq.calibrate(
+        eq.glm("poisson"), frame, "CRV1", formula=FORMULA, clusters="firm", small_sample=False, sampler="gaussian",
+        ess=200, chains=2,
+    )  # fmt: skip
+    tests = [line for line in result.out.splitlines() if line.startswith("test: ")]
+    assert tests[0] == f"test: {same.test('age = 0', use_f=True)}"
+    assert len(tests) == 2
+    assert "rate ratio" in result.out
+    assert "***" in result.out
+    found = pd.read_csv(coefficients)
+    pd.testing.assert_frame_equal(found, same.tidy(exponentiate=True), rtol=1e-10)
+    np.testing.assert_allclose(eq.load(kept).vcov(), same.vcov(), rtol=1e-12)
+
+
+def test_json_for_programs(run, csv: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    result = run("fit", csv, FORMULA, "--family", "poisson", "--json", "-", "--report", str(page), *QUICK)
+    assert result.code == 0
+    assert json.loads(result.out)["coefficients"][0]["term"] == "Intercept"
+    assert result.err == f"report: {page}\n"
+    result = run("fit", csv, FORMULA, "--family", "poisson", "--csv", "-", *QUICK)
+    assert result.out.startswith("term,estimate,std_error,statistic,p_value,conf_low,conf_high\n")
+
+
+def test_predictions_and_tables_of_kept_runs(run, csv: str, frame: pd.DataFrame, tmp_path: Path) -> None:
+    paths = [tmp_path / "small.eqz", tmp_path / "large.eqz"]
+    quick = ("--family", "poisson", "--sampler", "gaussian", *QUICK)
+    for path, formula in zip(paths, ("count ~ age", FORMULA), strict=True):
+        assert run("fit", csv, formula, *quick, "--save", str(path)).code == 0
+    new = tmp_path / "new.csv"
+    frame.head(7).drop(columns="count").to_csv(new, index=False)
+    result = run("predict", str(paths[1]), str(new), "--interval", "0.8")
+    assert result.code == 0, result.err
+    expected = eq.load(paths[1]).predict(frame.head(7), 0.8)
+    np.testing.assert_allclose(pd.read_csv(io.StringIO(result.out)), expected, rtol=1e-10)
+    out = tmp_path / "predicted.parquet"
+    assert run("predict", str(paths[1]), str(new), "--kind", "observation", "--out", str(out)).code == 0
+    assert list(pd.read_parquet(out).columns) == ["estimate", "lower", "upper"]
+    assert "existing CSV or Parquet file" in one_line(run("predict", str(paths[1]), str(tmp_path / "absent.csv")))
+    made = eq.compare_fits([eq.load(path) for path in paths], ["small", "large"])
+    names = [str(path) for path in paths]
+    assert run("table", *names).out == f"{made.to_text()}\n"
+    assert run("table", *names, "--format", "latex").out == f"{made.to_latex()}\n"
+    page = tmp_path / "table.html"
+    assert run("table", *names, "--format", "html", "--out", str(page), "--names", "a,b", "--exponentiate").code == 0
+    assert "rate ratio" in page.read_text(encoding="utf-8")
+    assert "--format: must be one of text, markdown" in one_line(run("table", *names, "--format", "word"))
+    assert "2 different names" in one_line(run("table", *names, "--names", "a"))
+    assert "a file written by save()" in one_line(run("table", csv))
+
+
+def test_errors_point_to_the_right_help(run, csv: str) -> None:
+    assert one_line(run("fit", csv, "count ~ age", "--colour", "blue")).endswith("See 'equipoise fit --help'.")
+    assert one_line(run("predict")).endswith("See 'equipoise predict --help'.")
+    assert one_line(run("fitt", csv)).endswith("See 'equipoise --help'.")
 
 
 def test_gaussian_sampler(run, csv: str) -> None:
@@ -180,6 +258,10 @@ def test_theory_of_langevin_without_gradient_noise(run, csv: str) -> None:
         (("count ~ age", "--colour", "blue"), "No such option"),
         (("count ~ age +",), "formula"),
         (("~ age",), "response"),
+        (("count ~ age", "--guard", "never"), "'auto', 'none' or a number"),
+        (("count ~ age", "--small-sample", "maybe"), "yes, no or min"),
+        (("count ~ age", "--beta", "1.2", "--huber", "1.3"), "--huber: must be left out"),
+        (("count ~ age", "--target", "CRV1"), "clusters"),
         ((), "Missing argument"),
     ],
 )
@@ -245,7 +327,7 @@ def test_an_interrupted_run_says_how_to_go_on(run, csv: str, monkeypatch: pytest
     assert result.err == "note: stopped at step 1,000 of 2,000; run again to go on\n"
 
 
-@pytest.mark.parametrize("option", ["--report", "--save", "--draws-out", "--checkpoint"])
+@pytest.mark.parametrize("option", ["--report", "--save", "--draws-out", "--checkpoint", "--json", "--csv"])
 def test_places_are_tried_before_the_work(
     run, csv: str, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +376,19 @@ def test_version_and_help(run) -> None:
         result = run(*arguments)
         assert result.code == 0
         assert "Usage" in result.out
+
+
+def test_a_fit_imports_only_what_it_uses(csv: str) -> None:
+    unused = ("jax", "matplotlib", "rich", "dask", "torch", "arviz", "statsmodels", "sklearn", "equipoise.report.page",
+              "equipoise.experiments", "equipoise.interop")  # fmt: skip
+    code = (
+        f"import sys; sys.argv = ['equipoise', 'fit', {csv!r}, 'count ~ age', '--family', 'poisson', '--no-progress'];"
+        "from equipoise.cli import main\n"
+        "try: main()\nexcept SystemExit: pass\n"
+        f"sys.exit(', '.join(m for m in {unused} if m in sys.modules) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_start_up_imports_nothing_heavy() -> None:

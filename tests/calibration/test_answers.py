@@ -320,6 +320,9 @@ def test_contrasts_from_draws_and_by_the_delta_method(family) -> None:
         # draws and delta method agree to Monte Carlo error and curvature
         if function == "difference":
             assert np.abs((found.upper - found.conf_high) / error).max() < 0.35
+        assert cal.compare(high, low, function, average=True).estimate.tolist() == pytest.approx(
+            [contrast(mean(theta, x_high).mean(), mean(theta, x_low).mean())]
+        )
         whole = cal.compare(high, low.head(7), function, level=0.9, average=True)
         averages = contrast(mean(every, x_high).mean(axis=0), mean(every, x_low[:7]).mean(axis=0))
         assert whole.estimate.item() == pytest.approx(

@@ -79,7 +79,7 @@ def compare(
         )
     cov = covariance_of(self, kind, **options)
     parts = [
-        _contrast(model, *pair, function, self.fit.theta, self.chains.flat(), tail)
+        _contrast(model, *pair, function, average, self.fit.theta, self.chains.flat(), tail)
         for pair in _pairs(a, b, len(self.chains.flat()), average)
     ]
     estimate, gradient, lower, upper = (np.concatenate(part) for part in zip(*parts, strict=True))
@@ -113,10 +113,9 @@ class _Means(NamedTuple):
 
 
 def _contrast(
-    model: GLM, a: list[Rows], b: list[Rows], function: str, theta: Array, draws: Array, tail: float
+    model: GLM, a: list[Rows], b: list[Rows], function: str, average: bool, theta: Array, draws: Array, tail: float
 ) -> tuple[Array, Array, Array, Array]:
     """Estimate, gradient and ends of the draws' interval."""
-    average = len(a) > 1 or len(b) > 1 or a[0].n != b[0].n
     one, two = (_means(model, rows, theta, draws, average) for rows in (a, b))
     if function == "difference":
         value, gradient, drawn = one.value - two.value, one.gradient - two.gradient, one.drawn - two.drawn

@@ -20,7 +20,7 @@ _MARGIN = 0.04  # of an axis, at both ends
 _TICKS = 5  # about so many
 _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 _WIDE = 6.0  # ratio of an axis' ends from which on its ticks are 1, 2, 5, 10, ...
-_DOTS = 0.005  # share of an axis below which an interval is a dot
+_DOTS = 0.01  # share of an axis below which an interval is a dot
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def _panel(cal: Calibration, made: Forest, axis: Axis, interval: float) -> str:
         drawn = (
             f'<svg class="strip{clear}" aria-hidden="true" focusable="false">{lines}'
             f'<line x1="{axis.start[k]:.2f}%" x2="{axis.end[k]:.2f}%" y1="50%" y2="50%"/>'
-            f'<circle cx="{axis.middle[k]:.2f}%" cy="50%" r="4.5"/></svg>'
+            f'<circle cx="{axis.middle[k]:.2f}%" cy="50%" r="4"/></svg>'
         )
         rows.append(
             f'<tr {_ROW}><th scope="row" role="rowheader">{escape(cal.names[j])}</th><td class="drawn" {_CELL}>{drawn}</td>'
