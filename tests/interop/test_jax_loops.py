@@ -171,6 +171,7 @@ def test_their_own_sgld_with_exported_settings(moments) -> None:
     np.testing.assert_allclose(found.sd_ratio, 1.0, atol=5.0 * found.spread_error.max())
 
 
+@SLOW
 def test_gradients_are_those_of_the_engine(moments) -> None:
     """Both estimators by NumPy, on a batch; with all rows they agree, and control variates vanish at the minimiser."""
     index, away = np.arange(40, 80), np.array([0.1, -0.2, 0.3])

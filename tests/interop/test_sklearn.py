@@ -104,6 +104,7 @@ def test_two_classes_are_logistic_regression() -> None:
     assert ours.score(X, np.where(y > 0.5, "yes", "no")) == theirs.score(X, np.where(y > 0.5, "yes", "no"))
 
 
+@pytest.mark.slow
 def test_more_classes_are_a_softmax() -> None:
     X, y = load_iris(return_X_y=True)
     names = np.array(["a", "b", "c"])[y]

@@ -8,7 +8,7 @@ potential energy; its minimum is the mode of the unconstrained posterior, and th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -35,11 +35,11 @@ _AGREED = 1e-4
 _TRIED = 2  # random points where both are compared
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SiteProblem(GeneralProblem):
     """A program on its rows, whose parameters come and go as sites."""
 
-    sites: Sites
+    sites: Sites = field(kw_only=True, repr=False)
 
     @property
     def layout(self) -> SiteLayout:  # type: ignore[override]
@@ -93,7 +93,8 @@ def bind(model: Callable[..., Any], *args: Any, plate: str = "data", **kwargs: A
     program = _Program(model, args, kwargs, plate)
     loss = Model(program.loss, init=program.start, regularizer=program.regularizer)
     source, tree = observations(program.rows)
-    problem = SiteProblem(loss, source, tree, source.n, Sites(program.outward, program.inward, tuple(program.labels)))
+    sites = Sites(program.outward, program.inward, tuple(program.labels))
+    problem = SiteProblem(loss, source, tree, source.n, sites=sites)
     problem.check()
     program.require_sum(problem)
     return problem

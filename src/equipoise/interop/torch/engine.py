@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,8 @@ _VERSION = "torch 1"
 class TorchEngine(AutodiffEngine):
     """Runs chains of a module; positions are θ."""
 
-    problem: TorchProblem
-    rows: Any
+    problem: TorchProblem = field(kw_only=True)
+    rows: Any = field(kw_only=True)
 
     @cached_property
     def identity(self) -> str:
@@ -110,7 +110,7 @@ def torch_engine(problem: TorchProblem, tuning: Tuning, guard: Guard) -> TorchEn
     metric = cho_solve((cholesky(guard.cov, lower=True), True), np.eye(tuning.dim))
     return TorchEngine(
         task, tuning, guard.radius2, root, noise, lifting(root, center), None, Held(rows, None, None), lottery,
-        Pull(pull, np.empty((0, 0)), center), center, metric, None, problem, rows,
+        Pull(pull, np.empty((0, 0)), center), center, metric, None, problem=problem, rows=rows,
     )  # fmt: skip
 
 

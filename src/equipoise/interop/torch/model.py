@@ -13,6 +13,7 @@ import torch
 from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
+from equipoise.cards import Card
 from equipoise.checks import checked_fields, finite_array, shown
 from equipoise.data.observations import Columns
 from equipoise.engines.engine import Engine, Guard
@@ -28,8 +29,8 @@ __all__ = ["Model", "TorchProblem"]
 
 
 @checked_fields
-@dataclass(frozen=True, eq=False)
-class Model:
+@dataclass(frozen=True, eq=False, repr=False)
+class Model(Card):
     """A module and its loss.
 
     The module is copied to float64 and evaluation mode, in which dropout does nothing and batch norm uses its averages; the
