@@ -9,7 +9,6 @@ import numpy as np
 
 from equipoise.calibration.candidates import Candidate
 from equipoise.data.scanned import Scan
-from equipoise.engines.queue import pool_bytes, pools_needed
 from equipoise.models.problem import Problem
 
 if TYPE_CHECKING:
@@ -88,6 +87,9 @@ def _pools(source: Scan, dim: int, rows: float) -> float:  # type: ignore[type-a
 
 def with_reading(problem: Problem, considered: list[Candidate]) -> list[Candidate]:
     """Chains with the time that reading their rows takes; drawing by leverage reads all rows once more."""
+    # the compiler is imported only for those who read files
+    from equipoise.engines.queue import pool_bytes, pools_needed
+
     source = problem.source
     if not isinstance(source, Scan):
         return considered
