@@ -81,15 +81,15 @@ def reads_of(problem: Problem, rows: float, sampler: str) -> Reads | None:
 
 def _pools(source: Scan, dim: int, rows: float) -> float:  # type: ignore[type-arg]
     """Passes for so many rows: one where all rows fit, or those that are drawn."""
+    # the compiler is imported only for those who read files
+    from equipoise.engines.queue import pool_bytes, pools_needed
+
     size = pool_bytes(source, dim)
     return 1.0 if source.n * size <= source.memory else pools_needed(rows, source.memory, size)
 
 
 def with_reading(problem: Problem, considered: list[Candidate]) -> list[Candidate]:
     """Chains with the time that reading their rows takes; drawing by leverage reads all rows once more."""
-    # the compiler is imported only for those who read files
-    from equipoise.engines.queue import pool_bytes, pools_needed
-
     source = problem.source
     if not isinstance(source, Scan):
         return considered
