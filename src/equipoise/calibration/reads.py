@@ -9,7 +9,7 @@ import numpy as np
 
 from equipoise.calibration.candidates import Candidate
 from equipoise.data.scanned import Scan
-from equipoise.engines.queue import pool_bytes, pools_needed
+from equipoise.engines.pooling import pool_bytes, pools_needed
 from equipoise.models.problem import Problem
 
 if TYPE_CHECKING:
