@@ -787,7 +787,26 @@ def test_a_bad_file_among_good_ones_is_named(frame, tmp_path) -> None:
     with pytest.raises(InvalidInput, match=r"7.parquet, which changed or vanished"):
         source.whole()
     bad.assign(y=-1.0).to_parquet(tmp_path / "7.parquet", index=False)
-    with pytest.raises(InvalidInput, match=r"y: must be .* for the poisson family; got -1.* row"):
+    with pytest.raises(InvalidInput, match=r"y: must be .* for the poisson family; got -1 at row 0, in .*7.parquet"):
         eq.bind(eq.glm("poisson"), eq.data.scan(tmp_path, "y ~ a"))
     with pytest.raises(InvalidInput, match="did you mean when"):
         eq.data.scan(tmp_path, "y ~ whem")
+
+
+@pytest.mark.parametrize("file", ["made.parquet", "made.csv"])
+def test_predictions_for_files_are_written_as_they_are_made(file, frame, folder, tmp_path_factory, monkeypatch) -> None:
+    cal = eq.calibrate(eq.glm("poisson"), frame, formula="y ~ a + g", offset="o", draws=50, chains=2, progress=False)
+    expected = cal.predict(frame)
+    monkeypatch.setattr("equipoise.calibration.streaming.CHUNK", 300)
+    out = tmp_path_factory.mktemp("out")
+    place = out / file
+    assert cal.predict(folder, to=place) == place
+    found = pd.read_parquet(place) if file.endswith("parquet") else pd.read_csv(place)
+    np.testing.assert_allclose(found.to_numpy(), expected.to_numpy(), rtol=1e-12)
+    pd.testing.assert_frame_equal(cal.predict(eq.data.scan(folder, "y ~ a")), expected, check_exact=False)
+    pd.testing.assert_frame_equal(pd.read_csv(cal.predict(frame[:9], to=out / "few.csv")), expected[:9])
+    with pytest.raises(InvalidInput, match=r"to: must be a file that ends in .parquet or .csv"):
+        cal.predict(folder, to=out / "made.xlsx")
+    frame.drop(columns="g").to_parquet(out / "less.parquet")
+    with pytest.raises(InvalidInput, match=r"X_new: .*'g'.*less.parquet"):
+        cal.predict(out / "less.parquet", to=place)

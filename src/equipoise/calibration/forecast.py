@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from equipoise.arrays import Array
 from equipoise.calibration.ends import critical, ends_words, method_of, quantile_error
 from equipoise.calibration.findings import intervals as intervals_of
 from equipoise.calibration.prediction import new_rows, observation_quantiles, quantiles
+from equipoise.calibration.streaming import is_stored, streamed, written
 from equipoise.checks import checked_options, one_of, probability
 from equipoise.data.arrays import Rows
 from equipoise.models.glm import GLM
@@ -63,14 +66,15 @@ def predict(
     kind: str = "mean",
     *,
     method: str = "auto",
-) -> pd.DataFrame:
+    to: str | Path | None = None,
+) -> Any:
     """Mean response at new rows with a calibrated interval for it, or for a new observation.
 
     Parameters
     ----------
     X_new
         A table like the one fitted (a DataFrame or anything with `to_pandas()`), its columns matched by name, or an
-        (M, D) design matrix.
+        (M, D) design matrix; or files as `eq.data.scan` takes them, which are read block by block.
     interval
         Probability of the interval.
     offset
@@ -82,14 +86,23 @@ def predict(
         `"closed"`: the mean response at the ends of the linear predictor's interval, estimate ± z·se; `"draws"`:
         quantiles over the draws; or `"auto"`: see `tidy`. A new observation's is closed for squared loss alone, and
         averages its law over the draws otherwise. `attrs["intervals"]` of the table says which.
+    to
+        A `.parquet` or `.csv` file to write the table to, a block of rows at a time, in place of returning it.
 
     Returns
     -------
-    pandas.DataFrame
+    pandas.DataFrame, or the path with `to`
         Columns estimate (at the minimiser), lower, upper.
     """
     import pandas as pd  # slow to import: only those who predict pay for it
 
+    if is_stored(X_new):
+        one = partial(predict, self, interval=interval, offset=offset, kind=kind, method=method)
+        blocks = streamed(X_new, self.design, self.names, one)
+        return pd.concat(list(blocks)) if to is None else written(blocks, to)
+    if to is not None:
+        made = predict(self, X_new, interval, offset, kind, method=method)
+        return written(iter([made]), to)
     model = self.require_model()
     tail = 0.5 * (1.0 - probability("interval", interval))
     new, index = new_rows(X_new, self.names, self.design, offset)

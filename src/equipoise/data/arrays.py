@@ -77,6 +77,10 @@ class Rows(Card):
         """Number of columns."""
         return self.x.shape[1]
 
+    def row_name(self, number: int) -> str:
+        """What a row is called in messages."""
+        return f"row {number}"
+
     @property
     def extremes(self) -> tuple[float, float] | None:
         """Smallest and largest response."""

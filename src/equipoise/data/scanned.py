@@ -25,6 +25,7 @@ from equipoise.data.learning import Lot
 from equipoise.data.ledger import pass_key
 from equipoise.data.marks import Marks
 from equipoise.data.metering import Meter
+from equipoise.data.places import files_of, row_name, where
 from equipoise.data.reading import (
     Block,
     Encoder,
@@ -39,7 +40,6 @@ from equipoise.data.reading import (
     every_row,
 )
 from equipoise.data.source import Executor, chosen_rows, drawn_rows, drawn_shares, in_order
-from equipoise.data.wording import located
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, fixed_order, tree_sum
 
@@ -151,20 +151,19 @@ class Scan(Card, Generic[Block]):
         """Rows that a pass reads, those included that do not take part."""
         return sum(placed.rows for placed in self.parts)
 
+    def row_name(self, number: int) -> str:
+        """What a row that takes part is called in messages."""
+        return row_name(self.parts, number)
+
     @property
     def where(self) -> str:
         """What is read, in words."""
-        locations = {placed.part.location.path for placed in self.parts if hasattr(placed.part, "location")}
-        if not locations:
-            return self.parts[0].part.label if len(self.parts) == 1 else f"{len(self.parts)} parts"
-        first = min(locations)
-        return located(first) if len(locations) == 1 else f"{len(locations)} files, {located(first)} and others"
+        return where(self.parts)
 
     @property
     def bytes(self) -> int:
         """How large the files are; 0 where that is not known."""
-        found = {p.part.location.path: p.part.location.size for p in self.parts if hasattr(p.part, "location")}
-        return sum(found.values())
+        return sum(files_of(self.parts).values())
 
     def marked(self, clusters: object = None, time: object = None) -> Scan[Block]:
         """The same rows in blocks that carry their clusters and times: those of these names, or all that are kept.

@@ -22,32 +22,11 @@ from equipoise.data.reading import Weighed
 from equipoise.data.scanned import Scan
 from equipoise.engines.engine import Advance, ChainState
 from equipoise.engines.numba.compiling import foreteller
-from equipoise.engines.numba.table import RowTable
 from equipoise.engines.rules import QUEUEINGS, noise_of, urn_for
 from equipoise.errors import InvalidInput
 from equipoise.theory.dynamics import Dynamics
 
-__all__ = ["Queue", "Turn", "pool_bytes", "pool_rows", "pools_needed", "queued", "require_queue"]
-
-# Of `memory`, what rows that wait for their step may take; the rest is for reading them.
-_SHARE = 2
-# Bytes for each of them besides: its number, and where it goes.
-_BESIDE = 48
-
-
-def pool_rows(memory: int, row_bytes: int) -> int:
-    """How many rows may wait at a time."""
-    return memory // (_SHARE * (row_bytes + _BESIDE))
-
-
-def pool_bytes(source: Scan[Any], dim: int) -> int:
-    """Bytes of a row that waits."""
-    return RowTable.stride(dim) if source.design is not None else 2 * 8 * source.encoder.width
-
-
-def pools_needed(rows: float, memory: int, row_bytes: int) -> float:
-    """How many times the data are read for so many rows of all chains."""
-    return float(np.ceil(rows / max(1, pool_rows(memory, row_bytes))))
+__all__ = ["Queue", "Turn", "queued", "require_queue"]
 
 
 def require_queue(dynamics: Dynamics, size: int, memory: int) -> None:

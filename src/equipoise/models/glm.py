@@ -13,8 +13,7 @@ from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, one_of, positive, shown
 from equipoise.data.arrays import Rows
-from equipoise.data.scanned import as_rows
-from equipoise.data.source import Source
+from equipoise.data.scanned import Scan, as_rows
 from equipoise.errors import InvalidInput
 from equipoise.families.family import FAMILIES, Family, ScalarLoss
 from equipoise.families.links import LINKS
@@ -111,13 +110,13 @@ class GLM(Card):
         dim = len(source.names)
         return LinearProblem(self, source, source.n, self._precision(dim), self._mean(dim))
 
-    def _require_valid(self, source: Source[Rows]) -> None:
+    def _require_valid(self, source: Rows | Scan[Rows]) -> None:
         """Raise if a response is outside of the family's range, naming the first such row."""
         start, bad, first = 0, 0, ""
         for rows in source.blocks():
             found = np.flatnonzero(~self.family.valid(rows.y))
             if found.size and not bad:
-                first = f"{rows.y[found[0]]:g} at row {start + found[0]}"
+                first = f"{rows.y[found[0]]:g} at {source.row_name(int(start + found[0]))}"
             start, bad = start + rows.height, bad + found.size
         if bad:
             raise InvalidInput(

@@ -33,7 +33,8 @@ from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.arguments import Lift
 from equipoise.engines.numba.compiling import filler, lifter
 from equipoise.engines.numba.linear import lifting
-from equipoise.engines.queue import Queue, pool_rows, queued
+from equipoise.engines.pooling import pool_rows
+from equipoise.engines.queue import Queue, queued
 from equipoise.engines.rules import DRAWINGS, QUEUEINGS, coordinates, noise_of, urn_for
 from equipoise.linalg import blocks, in_fixed_order, symmetric
 

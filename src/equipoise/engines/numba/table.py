@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
+from equipoise.engines.cost import row_stride
 from equipoise.engines.numba.vector import LANES
 from equipoise.families.family import ScalarLoss
 from equipoise.theory.dynamics import ControlVariate, Gradient, Plain
@@ -73,18 +74,13 @@ class RowTable:
     def blank(count: int, dim: int, storage: str = "float64") -> RowTable:
         """A table whose rows and sides the caller fills in; memory that is not written is not used."""
         kind, width = np.dtype(storage), padded(dim)
-        used, stride = width * kind.itemsize, RowTable.stride(dim, storage)
+        used, stride = width * kind.itemsize, row_stride(dim, storage)
         # empty, not zeros: NumPy asks for huge pages for it, without which a random row costs a walk of the page table
         buffer = np.empty(count * stride + _LINE, dtype=np.uint8)
         first = -buffer.ctypes.data % _LINE
         lines = buffer[first : first + count * stride].reshape(count, stride)
         cells, sides = lines[:, :used].view(kind), lines[:, used : used + _SIDES * 8].view(np.float64)
         return RowTable(cells, sides, dim)
-
-    @staticmethod
-    def stride(dim: int, storage: str = "float64") -> int:
-        """Bytes of a row with its sides, in whole cache lines."""
-        return -(-(padded(dim) * np.dtype(storage).itemsize + _SIDES * 8) // _LINE) * _LINE
 
     @staticmethod
     def filled(rows: Cells, storage: str = "float64") -> RowTable:

@@ -18,13 +18,14 @@ from equipoise.checks import one_of
 from equipoise.data.arrays import Rows
 from equipoise.data.scanned import Scan
 from equipoise.data.source import Source
-from equipoise.engines.cost import threads_per_chain
+from equipoise.engines.cost import row_stride, threads_per_chain
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
 from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.compiling import foreseer
 from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
 from equipoise.engines.numba.table import SIDES, RowTable
-from equipoise.engines.queue import Queue, pool_rows, queued, require_queue
+from equipoise.engines.pooling import pool_rows
+from equipoise.engines.queue import Queue, queued, require_queue
 from equipoise.engines.rules import DRAWINGS, IN_ORDER, NOWHERE, QUEUEINGS, coordinates, noise_of, urn_for
 from equipoise.errors import InvalidInput
 from equipoise.families.family import ScalarLoss
@@ -261,7 +262,7 @@ def linear_coupling(regression: Regression, tuning: Tuning, guard: Guard) -> Lin
 
 def _held(source: Scan[Rows], tuning: Tuning, storage: str, touched: float) -> bool:
     """Whether the rows of a scan are read once for all: where they fit, and most of them are touched."""
-    size = source.n * RowTable.stride(tuning.dim, storage)
+    size = source.n * row_stride(tuning.dim, storage)
     rule = tuning.dynamics.rule
     if rule in QUEUEINGS and (rule.weighted or touched < _SHARE * source.n):
         return False
@@ -273,7 +274,7 @@ def _held(source: Scan[Rows], tuning: Tuning, storage: str, touched: float) -> b
 
 def _waiting(source: Scan[Rows], tuning: Tuning, storage: str, touched: float) -> int:
     """How many rows of a scan wait for their step."""
-    most = pool_rows(source.memory, RowTable.stride(tuning.dim, storage))
+    most = pool_rows(source.memory, row_stride(tuning.dim, storage))
     return int(min(most, max(touched, 1.0)))
 
 

@@ -1,0 +1,86 @@
+"""Predictions for files: read block by block, and on request written as they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from equipoise.checks import shown
+from equipoise.data.design import Design
+from equipoise.data.files import opened
+from equipoise.data.learning import numbered
+from equipoise.data.scanned import CHUNK, Scan
+from equipoise.data.wording import placed_in
+from equipoise.errors import InvalidInput
+from equipoise.files import file_place, require_writable, write_atomic
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["is_stored", "streamed", "written"]
+
+_KINDS = (".parquet", ".csv")
+
+
+def is_stored(given: object) -> bool:
+    """Whether new rows are to be read from where they are: paths, datasets, or a scan."""
+    if isinstance(given, (list, tuple)):
+        return bool(given) and all(isinstance(item, (str, Path)) for item in given)
+    return isinstance(given, (str, Path, Scan)) or hasattr(given, "get_fragments")
+
+
+def streamed(
+    given: Any, design: Design | None, names: Sequence[str], make: Callable[[pd.DataFrame], pd.DataFrame]
+) -> Iterator[pd.DataFrame]:
+    """What `make` makes of the rows of files, a block at a time, in their order."""
+    columns = list(names)
+    if design is not None:
+        columns = list(dict.fromkeys([*design.columns, *([] if design.offset is None else [design.offset])]))
+    if isinstance(given, Scan):
+        parts = [placed.part for placed in given.parts]
+    else:
+        found = opened(given)
+        found.require(columns, "X_new")
+        parts = list(found.parts)
+    done = 0
+    for part in parts:
+        for frame in numbered(part, columns, max(1, CHUNK // (len(columns) + len(names)))):
+            with placed_in(part.label):
+                made = make(frame)
+            yield made.set_axis(range(done, done + len(made)), axis=0)
+            done += len(made)
+
+
+def written(blocks: Iterator[pd.DataFrame], to: str | Path) -> Path:
+    """The blocks in one Parquet or CSV file, which is whole or not there.
+
+    Raises
+    ------
+    InvalidInput
+        If it is of another kind, or cannot be written.
+    """
+    place = file_place(to, "to")
+    if place.suffix.lower() not in _KINDS:
+        raise InvalidInput("to", "a file that ends in .parquet or .csv", shown(str(to)), "rename it")
+    require_writable(place, "to")
+    write = _parquet if place.suffix.lower() == ".parquet" else _text
+    return write_atomic(place, lambda stream: write(blocks, stream), "to")
+
+
+def _parquet(blocks: Iterator[pd.DataFrame], stream: BinaryIO) -> None:
+    import pyarrow as pa
+    from pyarrow.parquet import ParquetWriter
+
+    writer = None
+    for block in blocks:
+        table = pa.Table.from_pandas(block, preserve_index=False).replace_schema_metadata(None)
+        writer = writer or ParquetWriter(stream, table.schema)
+        writer.write_table(table)
+    if writer is not None:
+        writer.close()
+
+
+def _text(blocks: Iterator[pd.DataFrame], stream: BinaryIO) -> None:
+    for k, block in enumerate(blocks):
+        stream.write(block.to_csv(index=False, header=k == 0).encode())
