@@ -9,7 +9,6 @@ import numpy as np
 
 from equipoise.calibration.candidates import Candidate
 from equipoise.data.scanned import Scan
-from equipoise.engines.queue import pool_bytes, pools_needed
 from equipoise.models.problem import Problem
 
 if TYPE_CHECKING:
@@ -82,6 +81,8 @@ def reads_of(problem: Problem, rows: float, sampler: str) -> Reads | None:
 
 def _pools(source: Scan, dim: int, rows: float) -> float:  # type: ignore[type-arg]
     """Passes for so many rows: one where all rows fit, or those that are drawn."""
+    from equipoise.engines.queue import pool_bytes, pools_needed  # it brings the compiler along
+
     size = pool_bytes(source, dim)
     return 1.0 if source.n * size <= source.memory else pools_needed(rows, source.memory, size)
 
