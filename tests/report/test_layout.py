@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -62,6 +63,15 @@ def test_themes_are_complete_and_readable() -> None:
         for side in (0, 1):
             low, high = sorted([luminance(palette.THEME[name][side]), paper[side]])
             assert (high + 0.05) / (low + 0.05) > 3.0, (name, side)
+
+
+def test_words_in_colour_can_be_read() -> None:
+    text = palette.stylesheet()
+    for name in ("good", "alert", "muted", "ink"):
+        for side, ground in itertools.product((0, 1), ("card", "paper")):
+            colours = [re.findall(rf"--{key}:(#\w{{6}})", text)[side] for key in (name, ground)]
+            low, high = sorted(map(luminance, colours))
+            assert (high + 0.05) / (low + 0.05) > 4.5, (name, ground, side)
 
 
 def luminance(colour: str) -> float:

@@ -41,8 +41,8 @@ tbody th{font-weight:500;white-space:normal;overflow-wrap:anywhere;min-width:8.5
 .tall thead th{position:sticky;top:0;background:var(--card);box-shadow:0 1px var(--line)}
 caption{caption-side:bottom;text-align:left;color:var(--muted);font-size:.86rem;padding:.35rem 0 0}
 .pill{display:inline-block;border-radius:99px;padding:0 .6em;font-size:.82rem;font-weight:600;border:1px solid}
-.pill.ok,.status,a.status{color:var(--third)} .pill.look,.status.look{color:var(--predicted)}
-.pill.unknown,.status.unknown{color:var(--muted)} .status{font-weight:560}
+.pill.ok,.status,a.status{color:var(--good)} .pill.look,.status.look,a.status.look{color:var(--alert)}
+.pill.unknown,.status.unknown,a.status.unknown{color:var(--muted)} .status{font-weight:560}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:1.1rem 1.6rem;margin-top:.7rem}
 figure{margin:0;min-width:0} figcaption{font-size:.9rem;overflow-wrap:anywhere} figcaption b{color:var(--ink)}
 svg{display:block;width:100%;max-width:560px;height:auto} svg *{stroke-linejoin:round;stroke-linecap:butt}

@@ -31,7 +31,14 @@ THEME = {
     "third": (GREEN, "#2fc79a"),
     "fourth": ("#b0608c", "#e3a1c6"),
 }
-_GROUND = {"paper": ("#f6f7f9", "#14171d"), "card": ("#ffffff", "#1c2029"), "stripe": ("#f4f6f9", "#222733")}
+# Grounds, and colours of words, which need more contrast than lines do.
+_GROUND = {
+    "good": ("#00744f", "#2fc79a"),
+    "alert": ("#b04a00", "#f0894a"),
+    "paper": ("#f6f7f9", "#14171d"),
+    "card": ("#ffffff", "#1c2029"),
+    "stripe": ("#f4f6f9", "#222733"),
+}
 
 
 def stylesheet() -> str:
