@@ -201,7 +201,7 @@ def main() -> None:
         print(json.dumps(ran(file) if options.only == "run" else timed_peer(file, options.only)))
         return
 
-    def alone(name: str) -> dict[str, float]:
+    def alone(name: str) -> dict[str, float | str]:
         command = [
             sys.executable,
             __file__,
@@ -213,8 +213,9 @@ def main() -> None:
             name,
         ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
-        last = (done.stderr or "killed").strip().splitlines()[-1]
-        return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"failed": last}
+        if done.returncode:
+            return {"failed": [*done.stderr.strip().splitlines(), f"exit code {done.returncode}"][-1]}
+        return json.loads(done.stdout.splitlines()[-1])
 
     found: dict[str, object] = {"columns": COLUMNS + 1, "run": alone("run")}
     print("run", found["run"])
