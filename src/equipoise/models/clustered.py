@@ -46,7 +46,7 @@ class Grouped:
         """Sums of the rows of one block; all clusters together must fit into so many bytes."""
         known, which = _told_apart(labels)
         count = len(known)
-        sums = np.stack([np.bincount(which, column, count) for column in rows.T], axis=1)
+        sums = np.stack([np.bincount(which, column, count) for column in rows.T], axis=1).astype(np.float64)
         return Grouped(known, sums, room)
 
     def __add__(self, other: Grouped) -> Grouped:
