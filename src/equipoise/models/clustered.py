@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Index
 from equipoise.data.marks import Labels, Marks
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.linalg import symmetric
@@ -25,6 +25,7 @@ __all__ = ["Grouped", "clustered"]
 
 _LEAST = 1e-8  # smallest eigenvalue a repaired matrix is given, in units of its one-way parts' variances
 _CHANGED = 1e-6  # relative change of a standard error that a repair is reported from
+_DENSE = 4  # times as many whole numbers as rows, up to which they are places in a table
 _COPIES = 3  # of the sums of all clusters that are held while blocks are joined
 _SINGULAR = 1e-10  # share of the information that is left without a cluster, below which it counts as none
 
@@ -43,16 +44,16 @@ class Grouped:
     @staticmethod
     def of(labels: Labels, rows: Array, room: float = np.inf) -> Grouped:
         """Sums of the rows of one block; all clusters together must fit into so many bytes."""
-        known, which = np.unique(labels, axis=0, return_inverse=True)
-        order = np.argsort(which, kind="stable")
-        starts = np.searchsorted(which[order], np.arange(len(known)))
-        return Grouped(known, np.add.reduceat(rows[order], starts, axis=0), room)
+        known, which = _told_apart(labels)
+        count = len(known)
+        sums = np.stack([np.bincount(which, column, count) for column in rows.T], axis=1).astype(np.float64)
+        return Grouped(known, sums, room)
 
     def __add__(self, other: Grouped) -> Grouped:
         if np.array_equal(self.labels, other.labels):
             self.sums += other.sums
             return self
-        known, which = np.unique(np.concatenate([self.labels, other.labels]), axis=0, return_inverse=True)
+        known, which = _told_apart(np.concatenate([self.labels, other.labels]))
         self._require_room(len(known))
         sums, here = np.zeros((len(known), self.sums.shape[1])), len(self.labels)
         sums[which[:here]] = self.sums
@@ -67,6 +68,22 @@ class Grouped:
                 f"{self.room / 1e9:.3g} GB, where they take {size / 1e9:.3g} GB",
                 "pass a larger memory= to eq.data.scan, CRV1 in place of CRV3, or coarser clusters",
             )  # fmt: skip
+
+
+def _told_apart(labels: Labels) -> tuple[Labels, Index]:
+    """The different labels, ascending, and which of them each row has."""
+    if labels.shape[1] > 1:
+        known, which = np.unique(labels, axis=0, return_inverse=True)
+        return known, which.reshape(-1)
+    one = labels[:, 0]
+    low, high = (int(one.min()), int(one.max())) if one.size else (0, -1)
+    if high - low >= _DENSE * one.size:
+        values, which = np.unique(one, return_inverse=True)
+        return values[:, None], which
+    # whole numbers close together are places in a table: no sort
+    places = one - low
+    present = np.bincount(places, minlength=high - low + 1) > 0
+    return (np.flatnonzero(present) + low)[:, None], (np.cumsum(present) - 1)[places]
 
 
 class _GroupedSums(NamedTuple):
@@ -85,11 +102,14 @@ class _ClusterPass:
     def __call__(self, block: Any) -> _GroupedSums:
         """The sums over one block."""
         counts, scores = self.rowwise.counts(block), self.rowwise.scores(block)
-        parts = [np.ones((len(counts), 1)), scores]
+        parts = [scores]
         if self.bent:
             parts.append(self.rowwise.curvatures(block).reshape(len(counts), -1))
-        rows = np.concatenate(parts, axis=1)
-        rows *= counts[:, None]
+        # by columns, each of which is summed by itself
+        rows = np.empty((len(counts), 1 + sum(part.shape[1] for part in parts)), order="F")
+        rows[:, 0], rows[:, 1:] = 1.0, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+        if np.any(counts != 1.0):
+            rows *= counts[:, None]
         return _GroupedSums(Grouped.of(block.marks.labels[:, list(self.ways)], rows, self.room))
 
 
