@@ -82,6 +82,7 @@ TABLE: dict[str, dict[str, str]] = {
     "bind": MODEL,
     "fit": {**MODEL, "tuning_rows": "rows", "seed": "seed", "max_iterations": "count"},
     "moments": {**MODEL, "params": "params", "tuning_rows": "rows", "seed": "seed"},
+    "subspace": {**MODEL, "params": "params", "rank": "count", "of": "choice", "tuning_rows": "rows", "seed": "seed"},
     "tune": {**DYNAMICS, "target": "target", "proxy": "choice", "structure": "choice"},
     "stationary": {**DYNAMICS, "step": "step", "proxy": "choice"},
     "max_stable_step": {**DYNAMICS, "proxy": "choice"},
@@ -202,7 +203,8 @@ def things() -> SimpleNamespace:
     frame = pd.DataFrame({"y": data[1], "a": x[:, 1]})
     return SimpleNamespace(
         model=model, data=data, fit=fit, moments=moments, dynamics=dynamics, tuning=tuning, cal=cal, frame=frame,
-        chains=cal.chains, law=tuning.predicted,
+        chains=cal.chains, law=tuning.predicted, columns={"x": x, "y": data[1]},
+        general=eq.Model(lambda p, row: (row["y"] - row["x"] @ p) ** 2, np.zeros(3)),
     )  # fmt: skip
 
 
@@ -218,6 +220,7 @@ def right(name: str) -> tuple[Callable[..., object], dict[str, Any]]:
         called = getattr(getattr(eq, owner), method) if method else getattr(eq, owner)
     arguments: dict[str, dict[str, Any]] = {
         "bind": pair, "fit": pair, "plan": pair, "calibrate": {**pair, "progress": False},
+        "subspace": {"model": t.general, "data": t.columns, "params": np.zeros(3), "rank": 2},
         "moments": {**pair, "params": t.fit}, "tune": {**chain, "target": "sandwich"},
         "stationary": {**chain, "step": 0.01}, "max_stable_step": chain,
         "sample": {**pair, "tuning": t.tuning, "draws": 5, "progress": False},

@@ -37,7 +37,7 @@ from equipoise.theory.tuning import Tuning, tune
 
 if TYPE_CHECKING:
     # as a checker sees them; `__getattr__` imports them for the rest
-    from equipoise.models.general.model import Model
+    from equipoise.models.general import Model, subspace
     from equipoise.report.side_by_side import compare_fits
 
 __all__ = [
@@ -85,6 +85,7 @@ __all__ = [
     "sample",
     "sandwich",
     "stationary",
+    "subspace",
     "tune",
     "wasserstein_bound",
 ]
@@ -92,17 +93,17 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    """`eq.Model` brings JAX along and `eq.compare_fits` pandas, so they are imported when they are first asked for."""
+    """`eq.Model` and `eq.subspace` bring JAX along, `eq.compare_fits` pandas: imported when they are first asked for."""
     if name == "compare_fits":
         from equipoise.report.side_by_side import compare_fits
 
         return compare_fits
-    if name != "Model":
+    if name not in ("Model", "subspace"):
         raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
     try:
-        from equipoise.models.general import Model
+        from equipoise.models import general
     except ModuleNotFoundError as error:
         raise InvalidInput(
-            "jax", "installed for eq.Model", "no such package", "run: pip install 'equipoise[general]'"
+            "jax", f"installed for eq.{name}", "no such package", "run: pip install 'equipoise[general]'"
         ) from error
-    return Model
+    return getattr(general, name)

@@ -47,13 +47,15 @@ def test_the_halves_make_the_loss_and_the_first_is_affine(name):
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         one, other = (jnp.asarray(0.3 * rng.normal(size=8)) for _ in range(2))
-        found = find_projection(loss, one, ROW)
+        found = find_projection(lambda theta, frame, row: loss(theta, row), one, (), ROW)
         if rank == 0:
             assert found is None
             return
         assert found.rank == rank
         for theta in (one, other):
-            np.testing.assert_allclose(found.outer(found.combine(theta, ROW), ROW), loss(theta, ROW), rtol=1e-14)
-        middle = found.combine(0.3 * one + 0.7 * other, ROW)
-        expected = 0.3 * found.combine(one, ROW) + 0.7 * found.combine(other, ROW)
+            np.testing.assert_allclose(
+                found.outer(found.combine(theta, (), ROW), (), ROW), loss(theta, ROW), rtol=1e-14
+            )
+        middle = found.combine(0.3 * one + 0.7 * other, (), ROW)
+        expected = 0.3 * found.combine(one, (), ROW) + 0.7 * found.combine(other, (), ROW)
         np.testing.assert_allclose(middle, expected, rtol=1e-13, atol=1e-15)

@@ -22,7 +22,7 @@ from equipoise.linalg import symmetric
 from equipoise.models.binding import bind, checked
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Model, Problem
-from equipoise.models.verbs import moments
+from equipoise.models.verbs import moments, require_matrices
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
 from equipoise.theory.dynamics import Dynamics
@@ -281,6 +281,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a bound problem."""
     seed = whole("seed", seed, 0, "pass an int")
+    require_matrices(problem)
     fitted = fit(problem, tuning_rows=tuning_rows, seed=seed)
     # a constant estimated by the fit is that of everything that follows
     problem = problem.at_constant(fitted.constant)

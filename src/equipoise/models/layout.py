@@ -5,16 +5,40 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 
-__all__ = ["FlatLayout", "Skeleton", "Variables"]
+__all__ = ["FlatLayout", "Skeleton", "Variables", "Wide", "embedded"]
 
 # Name and shape of every parameter array, in flat order.
 Variables = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@runtime_checkable
+class Wide(Protocol):
+    """A layout that may have more parameters than coordinates: those of a subspace."""
+
+    @property
+    def full(self) -> int:
+        """Number of scalars that vary."""
+        ...
+
+    def embed(self, theta: Array) -> Array:
+        """Coordinates, with any leading axes, as vectors of those scalars."""
+        ...
+
+    def shaped(self, full: Any) -> object:
+        """Such vectors in the user's structure."""
+        ...
+
+
+def embedded(theta: Any, frame: tuple[Any, ...]) -> Any:
+    """Coordinates z as parameters: origin + z · basis, or as they are where there is no subspace; NumPy's or JAX's."""
+    return frame[0] + theta @ frame[1] if frame else theta
 
 
 @dataclass(frozen=True)
@@ -71,14 +95,26 @@ class Skeleton:
         """It can be kept as it is."""
         return self
 
+    @property
+    def full(self) -> int:
+        """Number of scalars that vary."""
+        return sum(prod(shape) for _, shape, _ in self.trained)
+
+    def embed(self, theta: Array) -> Array:
+        """Coordinates as the vector of all scalars that vary."""
+        frame = () if self.origin is None or self.basis is None else (self.origin, self.basis)
+        return np.asarray(embedded(theta, frame))
+
     def unflatten(self, theta: Array) -> object:
-        """Vectors with any leading axes, NumPy's or JAX's, in the containers; constants are repeated as they are."""
-        if self.basis is not None and self.origin is not None:
-            theta = self.origin + theta @ self.basis
+        """Vectors with any leading axes in the containers; constants are repeated as they are."""
+        return self.shaped(self.embed(theta))
+
+    def shaped(self, full: Array) -> object:
+        """The same for vectors of all scalars that vary, NumPy's or JAX's."""
         leaves, start = dict[int, object](self.constants), 0
         for _, shape, number in self.trained:
             stop = start + prod(shape)
-            leaves[number] = theta[..., start:stop].reshape((*theta.shape[:-1], *shape))
+            leaves[number] = full[..., start:stop].reshape((*full.shape[:-1], *shape))
             start = stop
         return _filled(self.frame, leaves)
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Protocol, runtime_checkable
 
 from equipoise.checks import whole
+from equipoise.errors import InvalidInput
+from equipoise.files import available_memory
 from equipoise.models.binding import verb
-from equipoise.models.problem import Problem
+from equipoise.models.problem import CUSTOM, Problem
 from equipoise.theory.moments import Moments
 
-__all__ = ["Fitted", "moments", "settle"]
+__all__ = ["Fitted", "moments", "require_matrices", "settle"]
+
+_MATRICES = 6  # of D×D numbers that are held at once where moments are taken and a step is tuned
 
 
 @runtime_checkable
@@ -35,6 +40,29 @@ def settle(problem: Problem, params: object) -> tuple[Problem, object]:
     return problem, params
 
 
+def require_matrices(problem: Problem) -> None:
+    """Refuse, before anything is computed, a problem whose D×D matrices do not fit into memory.
+
+    Raises
+    ------
+    InvalidInput
+        With what they take, and what to do instead.
+    """
+    dim = sum(prod(shape) for _, shape in problem.layout.variables)
+    needed, free = 8.0 * _MATRICES * dim * dim, available_memory()
+    if needed > free:
+        linear = "leave out columns"
+        general = (
+            "use a subspace, eq.subspace(model, data, params, rank=50), or some layers alone, eq.Model(trainable=...)"
+        )
+        raise InvalidInput(
+            "model",
+            f"one whose covariance matrices fit into the {free / 1e9:.3g} GB of memory available",
+            f"{dim:,} parameters: {needed / 1e9:,.3g} GB for {_MATRICES} matrices of {dim:,} x {dim:,}",
+            general if problem.model.title.name == CUSTOM else linear,
+        )
+
+
 @verb
 def moments(problem: Problem, params: object, *, tuning_rows: int | None = None, seed: int = 0) -> Moments:
     """Moments of a problem at its minimiser.
@@ -56,6 +84,7 @@ def moments(problem: Problem, params: object, *, tuning_rows: int | None = None,
     Moments
     """
     seed = whole("seed", seed, 0, "pass an int")
+    require_matrices(problem)
     here, values = settle(problem, params)
     theta = here.flatten(values)
     found = (here if tuning_rows is None else here.subsample(tuning_rows, seed)).moments(theta)

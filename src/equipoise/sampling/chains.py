@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,10 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.cards import Card
-from equipoise.checks import checked_options, finite_array, instance, whole
+from equipoise.checks import checked_options, finite_array, instance, positive, whole
 from equipoise.engines.engine import ChainState
 from equipoise.errors import InvalidInput
-from equipoise.models.layout import FlatLayout
+from equipoise.models.layout import FlatLayout, Wide
 from equipoise.models.problem import Layout
 from equipoise.theory.tuning import Tuning
 
@@ -21,6 +22,7 @@ __all__ = ["Chains", "Statistics", "group_of", "no_statistics"]
 
 _SAME = 1e-6  # of N H Σ from the identity, for the posterior's covariance
 
+_PART = 1 << 24  # numbers in a part of the draws' parameters: 128 MB
 
 # steps (of each chain), rows (touched by all), seconds (of sampling, not of compiling), guard_hits and guard_rate (share
 # of the steps)
@@ -104,9 +106,42 @@ class Chains(Card):
         every = whole("thin", thin, 1, "pass an int")
         return cls(array, names, every, 0, 0, FlatLayout(names), group=group_of(tuning))
 
-    def tree(self) -> object:
-        """The draws in the model's own parameter structure, with leading axes (chains, draws)."""
+    def tree(self, gb: float = 4.0) -> object:
+        """The draws in the model's own parameter structure, with leading axes (chains, draws).
+
+        Parameters
+        ----------
+        gb
+            The largest result that is made: draws on a subspace of very many parameters may be larger than memory. `trees`
+            gives them in parts.
+        """
+        needed = 8e-9 * self.draws.shape[0] * self.draws.shape[1] * self._full
+        if needed > positive("gb", gb):
+            raise InvalidInput(
+                "gb",
+                f"at least the {needed:,.3g} GB that draws of {self._full:,} parameters take",
+                f"{gb:g}",
+                "take them in parts (for part in chains.trees(): ...), use evaluate for predictions, or pass a larger gb",
+            )
         return self.layout.unflatten(self.draws)
+
+    def trees(self, size: int | None = None) -> Iterator[object]:
+        """The draws in the model's own parameter structure in parts, each with leading axis (draws,), chain after chain.
+
+        Parameters
+        ----------
+        size
+            Draws in a part; by default as many as take 128 MB.
+        """
+        count = max(1, _PART // self._full) if size is None else whole("size", size, 1, "leave it out")
+        flat = self.flat()
+        for start in range(0, len(flat), count):
+            yield self.layout.unflatten(flat[start : start + count])
+
+    @property
+    def _full(self) -> int:
+        """Numbers in the parameters of one draw."""
+        return self.layout.full if isinstance(self.layout, Wide) else self.draws.shape[-1]
 
     def to_arviz(self) -> Any:
         """The draws as ArviZ data, one variable per parameter; sandwich draws are not called a posterior."""

@@ -130,9 +130,10 @@ class AutodiffEngine:
         near = self.tuning.center + 0.1 * np.sqrt(np.diag(self.tuning.expected))
         some = jax.tree.map(lambda a: a[:_TRIED], self.task.data)
         with jax.enable_x64(True):
-            mean = lambda theta: jnp.mean(jax.vmap(self.task.loss.row, (None, 0))(theta, some))  # noqa: E731
+            row, frame = self.task.loss.row, self.task.loss.frame
+            mean = lambda theta, frame: jnp.mean(jax.vmap(row, (None, None, 0))(theta, frame, some))  # noqa: E731
             at = jnp.asarray(near)
-            value, slope = jax.jit(jax.value_and_grad(mean))(at)
+            value, slope = jax.jit(jax.value_and_grad(mean))(at, frame)
             for array in (value, slope, self.task.loss.penalty(at), self.task.emphasis):
                 digest.update(np.asarray(array).tobytes())
         return digest.hexdigest()
@@ -244,7 +245,7 @@ def autodiff_engine(task: Task, tuning: Tuning, guard: Guard, whiten: bool | Non
     def hold(data: Tree) -> Held:
         if projection is None:
             return Held(data, None, None)
-        return _whitened(data, projection, root, center, task.gradient.size > 0)
+        return _whitened(data, projection, task.loss.frame, root, center, task.gradient.size > 0)
 
     brought = None if task.source is None else Brought(task, tuning.dynamics, noise, hold)
     held = hold(task.data) if brought is None else brought.held
@@ -282,28 +283,30 @@ def _split(loss: Loss, structure: jax.tree_util.PyTreeDef, *shapes: tuple[tuple[
     """The projection of a loss for rows of given shapes: the same object for the same loss, and so the same loop."""
     with jax.enable_x64(True):
         row = jax.tree.unflatten(structure, [np.zeros(*shape) for shape in shapes])
-        return find_projection(loss.row, np.zeros(loss.dim), row)
+        return find_projection(loss.row, np.zeros(loss.dim), loss.frame, row)
 
 
 def _direct_pull(task: Task, center: Array) -> Pull:
     """With control variates, the mean gradient of all rows at θ̂; the prior is the loop's own."""
     if not task.gradient.size:
-        return Pull(np.empty(0), np.empty((0, 0)), center)
+        return Pull(np.empty(0), np.empty((0, 0)), center, task.loss.frame)
     with jax.enable_x64(True):
         push = np.asarray(jax.grad(task.loss.penalty)(center))
-    return Pull(task.gradient - push / task.n, np.empty((0, 0)), center)
+    return Pull(task.gradient - push / task.n, np.empty((0, 0)), center, task.loss.frame)
 
 
-def _whitened(data: Tree, projection: Projection, root: Array, center: Array, varied: bool) -> Held:
+def _whitened(data: Tree, projection: Projection, frame: Tree, root: Array, center: Array, varied: bool) -> Held:
     """The data after rows A_n L, (N, rank · D), and combinations at θ̂; for control variates with the residuals there."""
     slopes, values, residuals = _halves(projection)
     n, dim = jax.tree.leaves(data)[0].shape[0], center.size
     rows = np.empty((n, projection.rank, dim))
     with jax.enable_x64(True):
-        for block in blocks(n, projection.rank * dim):
-            rows[block] = np.asarray(slopes(center, jax.tree.map(lambda a, b=block: a[b], data))) @ root
-        base = values(center, data)
-        reference = residuals(base, data) if varied else None
+        # a row's combinations are differentiated by all that they are made of
+        wide = max([dim, *(leaf.shape[-1] for leaf in jax.tree.leaves(frame))])
+        for block in blocks(n, projection.rank * wide):
+            rows[block] = np.asarray(slopes(center, frame, jax.tree.map(lambda a, b=block: a[b], data))) @ root
+        base = values(center, frame, data)
+        reference = residuals(base, frame, data) if varied else None
         return Held((jnp.asarray(rows.reshape(n, -1)), base, data), None, reference)
 
 
@@ -311,9 +314,9 @@ def _whitened(data: Tree, projection: Projection, root: Array, center: Array, va
 def _halves(projection: Projection) -> tuple[Callable[..., Traced], Callable[..., Traced], Callable[..., Traced]]:
     """A(o), A(o) θ + b(o), and the slope of what is computed from it, of many rows at once."""
     return (
-        jax.jit(jax.vmap(jax.jacobian(projection.combine), (None, 0))),
-        jax.jit(jax.vmap(projection.combine, (None, 0))),
-        jax.jit(jax.vmap(jax.grad(projection.outer))),
+        jax.jit(jax.vmap(jax.jacobian(projection.combine), (None, None, 0))),
+        jax.jit(jax.vmap(projection.combine, (None, None, 0))),
+        jax.jit(jax.vmap(jax.grad(projection.outer), (0, None, 0))),
     )
 
 
@@ -324,8 +327,8 @@ def _projected_pull(task: Task, root: Array, center: Array) -> Pull:
         gradient, curvature = (np.asarray(d(penalty)(center)) for d in (jax.grad, jax.hessian))
     bend = root.T @ curvature @ root / n if curvature.any() else np.empty((0, 0))
     if task.gradient.size:
-        return Pull(root.T @ task.gradient, bend, center)
-    return Pull(root.T @ gradient / n if curvature.any() else np.empty(0), bend, center)
+        return Pull(root.T @ task.gradient, bend, center, task.loss.frame)
+    return Pull(root.T @ gradient / n if curvature.any() else np.empty(0), bend, center, task.loss.frame)
 
 
 class Brought:

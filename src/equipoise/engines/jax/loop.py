@@ -32,20 +32,23 @@ class Loss:
     Attributes
     ----------
     row
-        `row(theta, observation) -> scalar`.
+        `row(theta, frame, observation) -> scalar`.
     penalty
         R(θ).
     flat, quadratic
         Whether R is zero, or at most quadratic.
     dim
         Number of parameters.
+    frame
+        Arrays that the loss reads besides, too large to be constants of a compiled loop.
     """
 
-    row: Callable[[Traced, Tree], Traced]
+    row: Callable[[Traced, Tree, Tree], Traced]
     penalty: Callable[[Traced], Traced]
     flat: bool
     quadratic: bool
     dim: int
+    frame: Tree = ()
 
 
 class Constants(NamedTuple):
@@ -96,11 +99,14 @@ class Pull(NamedTuple):
         With a projection, the prior's over N; empty without a prior.
     center
         θ̂.
+    frame
+        What the loss reads besides, which no step changes.
     """
 
     gradient: Array
     curvature: Array
     center: Array
+    frame: Tree = ()
 
 
 _Carry = tuple[Traced, Traced, Traced, Traced, Traced]
@@ -111,17 +117,18 @@ _Estimator = Callable[[Loss, Projection | None, Pull, int], _Slope]
 _Shake = Callable[[Traced, Constants, Array | Traced, Traced], Traced]
 
 
-def _mean(loss: Loss, theta: Traced, held: Held, shares: Traced | None) -> Traced:
+def _mean(loss: Loss, frame: Tree, theta: Traced, held: Held, shares: Traced | None) -> Traced:
     """The mean loss of a batch, or the sum weighed by shares."""
-    each = jax.vmap(loss.row, (None, 0))(theta, held.data)
+    each = jax.vmap(loss.row, (None, None, 0))(theta, frame, held.data)
     return jnp.mean(each) if shares is None else jnp.sum(shares * each)
 
 
-def _projected(projection: Projection, phi: Traced, held: Held, shares: Traced | None) -> Traced:
+def _projected(projection: Projection, frame: Tree, phi: Traced, held: Held, shares: Traced | None) -> Traced:
     """The mean gradient of a batch in φ, less that of its references if there are any."""
     rows, base, others = cast(tuple[Traced, Traced, Tree], held.data)
     rows = rows.reshape(-1, phi.size)
-    residual = jax.vmap(jax.grad(projection.outer))(base + (rows @ phi).reshape(base.shape), others)
+    at = base + (rows @ phi).reshape(base.shape)
+    residual = jax.vmap(jax.grad(projection.outer), (0, None, 0))(at, frame, others)
     residual = residual if held.reference is None else residual - held.reference
     residual = residual / len(base) if shares is None else residual * shares[:, None]
     return residual.reshape(-1) @ rows
@@ -133,13 +140,13 @@ def _plain(loss: Loss, projection: Projection | None, pull: Pull, n: int) -> _Sl
         push = jax.grad(loss.penalty)
 
         def direct(theta: Traced, held: Held, shares: Traced | None) -> Traced:
-            total = jax.grad(lambda t: _mean(loss, t, held, shares))(theta)
+            total = jax.grad(lambda t: _mean(loss, pull.frame, t, held, shares))(theta)
             return total if loss.flat else total + push(theta) / n
 
         return direct
 
     def gradient(phi: Traced, held: Held, shares: Traced | None) -> Traced:
-        total = _projected(projection, phi, held, shares)
+        total = _projected(projection, pull.frame, phi, held, shares)
         return total if loss.flat else total + pull.gradient + pull.curvature @ phi
 
     return gradient
@@ -155,14 +162,14 @@ def _varied(loss: Loss, projection: Projection | None, pull: Pull, n: int) -> _S
 
         def direct(theta: Traced, held: Held, shares: Traced | None) -> Traced:
             both = jnp.stack([theta, jnp.asarray(pull.center)])
-            here, there = jax.vmap(jax.grad(lambda t: _mean(loss, t, held, shares)))(both)
+            here, there = jax.vmap(jax.grad(lambda t: _mean(loss, pull.frame, t, held, shares)))(both)
             total = here - there + pull.gradient
             return total if loss.flat else total + push(theta) / n
 
         return direct
 
     def gradient(phi: Traced, held: Held, shares: Traced | None) -> Traced:
-        total = _projected(projection, phi, held, shares) + pull.gradient
+        total = _projected(projection, pull.frame, phi, held, shares) + pull.gradient
         return total if loss.flat else total + pull.curvature @ phi
 
     return gradient

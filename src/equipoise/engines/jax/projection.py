@@ -42,21 +42,26 @@ class Projection:
     Attributes
     ----------
     combine
-        (θ, observation) → z, affine in θ.
+        (θ, frame, observation) → z, affine in θ.
     outer
-        (z, observation) → the loss.
+        (z, frame, observation) → the loss.
     rank
         Length of z.
     """
 
-    combine: Callable[[Traced, Tree], Traced]
-    outer: Callable[[Traced, Tree], Traced]
+    combine: Callable[[Traced, Tree, Tree], Traced]
+    outer: Callable[[Traced, Tree, Tree], Traced]
     rank: int
 
 
-def find_projection(row: Callable[[Traced, Tree], Traced], theta: Array, observation: Tree) -> Projection | None:
-    """Split a loss at what is affine in θ, or None if there is no such thing in float64; call it in float64."""
-    closed = jax.make_jaxpr(row)(theta, observation)
+def find_projection(
+    row: Callable[[Traced, Tree, Tree], Traced], theta: Array, frame: Tree, observation: Tree
+) -> Projection | None:
+    """Split a loss at what is affine in θ, or None if there is no such thing in float64; call it in float64.
+
+    `frame` is what the loss reads besides the observation, or what has its shapes.
+    """
+    closed = jax.make_jaxpr(row)(theta, frame, observation)
     jaxpr, (start, *others) = closed.jaxpr, closed.jaxpr.invars
     first, second, cut = _halves(jaxpr, start)
     kinds = [cast(ShapedArray, v.aval) for v in cut]
@@ -74,12 +79,12 @@ def find_projection(row: Callable[[Traced, Tree], Traced], theta: Array, observa
         )
     )
 
-    def combine(theta: Traced, observation: Tree) -> Traced:
-        return jnp.concatenate([jnp.ravel(v) for v in before(theta, *jax.tree.leaves(observation))])
+    def combine(theta: Traced, frame: Tree, observation: Tree) -> Traced:
+        return jnp.concatenate([jnp.ravel(v) for v in before(theta, *jax.tree.leaves((frame, observation)))])
 
-    def outer(z: Traced, observation: Tree) -> Traced:
+    def outer(z: Traced, frame: Tree, observation: Tree) -> Traced:
         parts = [v.reshape(shape) for v, shape in zip(jnp.split(z, ends[:-1]), shapes, strict=True)]
-        return after(*parts, *jax.tree.leaves(observation))[0]
+        return after(*parts, *jax.tree.leaves((frame, observation)))[0]
 
     return Projection(combine, outer, int(ends[-1]))
 

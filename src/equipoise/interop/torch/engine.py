@@ -96,7 +96,7 @@ def torch_engine(problem: TorchProblem, tuning: Tuning, guard: Guard) -> TorchEn
     leverages = nothing
     if tuning.dynamics.rule.weighted:
         inverse = np.linalg.inv(tuning.predicted.moments.hessian).astype(np.float64)
-        leverages = problem.curvature(center).leverages(inverse)
+        leverages = problem.leverages(center, inverse)
     weights = emphasis(leverages, float(leverages.mean())) if leverages.size else nothing
     lottery = Lottery.of(weights) if weights.size else UNIFORM
     gradient, pull = nothing, nothing

@@ -66,7 +66,7 @@ class Functions:
 
     def total(self, theta: Any, rows: Any, mask: Any) -> Any:
         """Σ over the rows that count."""
-        return (mask * self.each(theta, rows)).sum()
+        return (torch.as_tensor(mask) * self.each(theta, rows)).sum()
 
     def value(self, theta: Array, rows: Any, mask: Any) -> float:
         """The sum of losses."""
@@ -83,6 +83,15 @@ class Functions:
         at, slope = _tensor(theta), grad(self.total)
         along = lambda v: jvp(lambda t: slope(t, rows, mask), (at,), (v,))[1]  # noqa: E731
         return _array(vmap(along, chunk_size=_TANGENTS)(torch.eye(at.numel(), dtype=at.dtype)))
+
+    def product(self, theta: Array, rows: Any, mask: Any, v: Array) -> Array:
+        """The Hessian of the sum times a vector."""
+        slope = grad(self.total)
+        return _array(jvp(lambda t: slope(t, rows, mask), (_tensor(theta),), (_tensor(v),))[1])
+
+    def slopes(self, theta: Array, rows: Any, v: Array) -> Array:
+        """The derivative of every row's loss along a vector, (rows,)."""
+        return _array(jvp(lambda t: self.each(t, rows), (_tensor(theta),), (_tensor(v),))[1])
 
     def scores(self, theta: Array, rows: Any) -> Array:
         """Gradients by row, (rows, D)."""
@@ -127,17 +136,15 @@ class Functions:
         away, pull = self._pull(theta)
         return float(0.5 * away @ pull)
 
-    def penalty_derivatives(self, theta: Array) -> tuple[float, Array, Array]:
-        """R, ∇R and ∇²R."""
+    def penalty_hessian(self, theta: Array) -> Array:
+        """∇²R."""
         if self.model.regularizer is not None:
-            at = _tensor(theta)
-            return self.penalty(theta), _array(grad(self._regularizer)(at)), _array(hessian(self._regularizer)(at))
-        _, pull = self._pull(theta)
+            return _array(hessian(self._regularizer)(_tensor(theta)))
         basis = None if self.basis is None else self.basis.numpy()
         if basis is None:
-            return self.penalty(theta), pull, self.precision if self.precision.ndim == 2 else np.diag(self.precision)
+            return self.precision if self.precision.ndim == 2 else np.diag(self.precision)
         bent = basis @ self.precision if self.precision.ndim == 2 else basis * self.precision
-        return self.penalty(theta), basis @ pull, bent @ basis.T
+        return bent @ basis.T
 
     def penalty_slope(self, theta: Any) -> Any:
         """∇R at a tensor, for a chain's step."""
@@ -158,11 +165,19 @@ class Functions:
             return np.broadcast_to(0.0, (theta.size,) * 3)
         return _array(jacfwd(hessian(self._regularizer))(_tensor(theta)))
 
-    def penalty_bend(self, theta: Array, S: Array) -> Array:
-        """∇ tr(∇²R S)."""
+    def penalty_product(self, theta: Array, v: Array) -> Array:
+        """∇²R v."""
+        if self.model.regularizer is not None:
+            return _array(jvp(grad(self._regularizer), (_tensor(theta),), (_tensor(v),))[1])
+        along = v if self.basis is None else v @ self.basis.numpy()
+        bent = self.precision @ along if self.precision.ndim == 2 else self.precision * along
+        return bent if self.basis is None else self.basis.numpy() @ bent
+
+    def penalty_bends(self, theta: Array, vectors: Array) -> Array:
+        """∇³R[v, v, ·] for each v."""
         if self.model.regularizer is None:
-            return np.zeros_like(theta)
-        return np.einsum("ijk,jk->i", self.penalty_third(theta), S)
+            return np.zeros_like(vectors)
+        return np.einsum("ijk,mj,mk->mi", self.penalty_third(theta), vectors, vectors, optimize=True)
 
     def _pull(self, theta: Array) -> tuple[Array, Array]:
         """θ − m in all trainable scalars, and the precision times it."""

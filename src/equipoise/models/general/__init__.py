@@ -2,5 +2,6 @@
 
 from equipoise.models.general.model import Model
 from equipoise.models.general.problem import GeneralProblem
+from equipoise.models.general.subspace import subspace
 
-__all__ = ["GeneralProblem", "Model"]
+__all__ = ["GeneralProblem", "Model", "subspace"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.linalg import Sums, blocks, fixed_order, symmetric, tree_sum
+from equipoise.models.general.functions import DIRECTIONS
 from equipoise.models.passes import BothSums
 from equipoise.theory.curvature import emphasis
 from equipoise.theory.expansion import FullExpansion, expanded_rows
@@ -20,17 +21,16 @@ if TYPE_CHECKING:
     from equipoise.models.general.problem import GeneralProblem, Padded
     from equipoise.theory.curvature import ImagePass
 
-__all__ = ["DIRECTIONS", "FactoredCurvature", "GeneralCurvature", "factored_curvature"]
+__all__ = ["FactoredCurvature", "GeneralCurvature", "factored_curvature"]
 
 
-# Directions of a third derivative that are taken together: enough for matrix products, few enough to stay in cache.
-DIRECTIONS = 16
 _EXACT = 1e-9  # relative size below which an eigenvalue of a row's Hessian counts as zero
 _PROBED_ROWS = 32
 # Probes beyond the rank: a square random matrix is nearly singular for one of many rows, a wide one for none.
 _SPARE = 4
 # Elements of factors kept between calls: 1 GB of float64.
 _STORED = 1 << 27
+_SEVERAL = 8  # times what is between parameters and loss, that third derivatives keep of it
 # Leverages of rows are found with this many random directions where there are more parameters than that: they decide what
 # is drawn, and are weighed for, so that an estimate of them is as good in all but the noise it leaves.
 _DIRECTIONS_OF_LEVERAGE, _MANY = 8, 200
@@ -56,10 +56,10 @@ class _Leverage(NamedTuple):
     mean: float = 1.0
 
     @staticmethod
-    def of(inverse: Array) -> _Leverage:
-        """Exact for few parameters."""
+    def of(inverse: Array, full: int) -> _Leverage:
+        """Exact for few parameters, of which a subspace has as many as are behind it."""
         dim = len(inverse)
-        if dim <= _MANY:
+        if full <= _MANY:
             return _Leverage(inverse, None)
         signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(_DIRECTIONS_OF_LEVERAGE, dim))
         root = np.linalg.cholesky(symmetric(inverse)).astype(np.float64)
@@ -93,7 +93,7 @@ class GeneralCurvature:
         if not self.problem.source.in_memory:
             return symmetric(self._both(S).first.total) / self.problem.source.n
         with jax.enable_x64(True):
-            return symmetric(self.problem.reduce(self._products(S), S.size).total) / self.problem.source.n
+            return symmetric(self.problem.reduce(self._products(S), self._written).total) / self.problem.source.n
 
     def _products(self, S: Array) -> Callable[[Padded], _Quadratic]:
         def products(b: Padded) -> _Quadratic:
@@ -117,7 +117,7 @@ class GeneralCurvature:
         if key not in self._last:
             products, bends = self._products(S), self._bends(S)
             with jax.enable_x64(True):
-                found = self.problem.reduce(lambda b: BothSums(products(b), bends(b)), max(S.size, DIRECTIONS * len(S)))
+                found = self.problem.reduce(lambda b: BothSums(products(b), bends(b)), max(self._written, self._bent))
             self._last.clear()
             self._last[key] = found
         return self._last[key]
@@ -135,7 +135,7 @@ class GeneralCurvature:
 
     def leverages(self, inverse: Array) -> Array:
         """|tr(H⁻¹ J_n)| of every row: exact, or with many parameters an estimate, the same at every call."""
-        drawn, problem, found, longest = _Leverage.of(inverse), self.problem, [], 0
+        drawn, problem, found, longest = self._lottery(inverse), self.problem, [], 0
         with jax.enable_x64(True), fixed_order():
             for block in problem.source.blocks(self._width):
                 longest = max(longest, block.n)
@@ -145,14 +145,27 @@ class GeneralCurvature:
     def leveraged(self, inverse: Array, hessian: Array) -> GeneralCurvature:
         """The same for rows drawn by leverage."""
         del hessian  # second derivatives of a general loss may be negative, so that J does not have the mean
-        drawn = _Leverage.of(inverse)._replace(mean=float(self.leverages(inverse).mean()))
+        drawn = self._lottery(inverse)._replace(mean=float(self.leverages(inverse).mean()))
         return GeneralCurvature(self.problem, self.theta, drawn)
+
+    def _lottery(self, inverse: Array) -> _Leverage:
+        return _Leverage.of(inverse, self.problem.model.structure.full)
 
     @property
     def _width(self) -> int:
         """Numbers a leverage takes of each row."""
-        dim = self.theta.size
-        return dim * dim if dim <= _MANY else _DIRECTIONS_OF_LEVERAGE * dim
+        few = self.problem.model.structure.full > _MANY
+        return self.problem.model.structure.apart(_DIRECTIONS_OF_LEVERAGE) if few else self._written
+
+    @property
+    def _written(self) -> int:
+        """Numbers that its Hessian takes."""
+        return self.problem.model.structure.apart(self.theta.size)
+
+    @property
+    def _bent(self) -> int:
+        """Numbers that third derivatives along several directions take of it, where rows are added up."""
+        return self.problem.model.structure.summed(DIRECTIONS) * _SEVERAL
 
     def _leverage(self, b: Padded, drawn: _Leverage, J: Array | None = None) -> Array:
         """Leverages of a block of rows, whose Hessians may be known."""
@@ -167,10 +180,11 @@ class GeneralCurvature:
         """∇³L[S], the regulariser's share included: the gradient of tr(∇²L S)."""
         with jax.enable_x64(True):
             if self.problem.source.in_memory:
-                total = self.problem.reduce(self._bends(S), DIRECTIONS * len(S)).total
+                total = self.problem.reduce(self._bends(S), self._bent).total
             else:
                 total = self._both(S).second.total
-            penalty = np.asarray(self.problem.functions.penalty_bend(self.theta, S))
+            values, vectors = np.linalg.eigh(symmetric(S))
+            penalty = values @ self.problem.functions.penalty_bends(self.theta, vectors.T)
         return total / self.problem.source.n + penalty / self.problem.n
 
     def third_along(self, vectors: Array) -> Array:
@@ -181,9 +195,8 @@ class GeneralCurvature:
             return _Third(np.array(functions.bends(self.theta, b.rows, b.mask, vectors)))
 
         with jax.enable_x64(True):
-            total = self.problem.reduce(bends, DIRECTIONS * vectors.shape[1]).total
-            prior = np.asarray(functions.penalty_third(self.theta))
-        penalty = np.einsum("ijk,mj,mk->mi", prior, vectors, vectors, optimize=True)
+            total = self.problem.reduce(bends, self._bent).total
+            penalty = functions.penalty_bends(self.theta, vectors)
         return total / self.problem.source.n + penalty / self.problem.n
 
     def expansion(self, basis: Array) -> FullExpansion:
@@ -191,7 +204,7 @@ class GeneralCurvature:
         some = self.sampled(expanded_rows(self.problem.source.n, len(basis))).problem
         functions, parts, longest = some.functions, [], 0
         with jax.enable_x64(True):
-            for block in some.source.blocks(basis.size * len(basis)):
+            for block in some.source.blocks(some.model.structure.apart(basis.size)):
                 longest = max(longest, block.n)
                 b = some.padded(block, longest)
                 of_rows = (functions.scores, functions.hessians, functions.thirds)
@@ -202,7 +215,7 @@ class GeneralCurvature:
                 parts.append(
                     (g @ basis, basis.T @ J @ basis, _turned(T, basis), weights, np.full(b.size, 1.0 / some.source.n))
                 )
-            prior = _turned(np.asarray(functions.penalty_third(self.theta)), basis) / some.n
+            prior = _turned(functions.penalty_third(self.theta), basis) / some.n
         g, J, T, weights, share = (np.concatenate(column) for column in zip(*parts, strict=True))
         return FullExpansion(g, J, T, weights, share, prior)
 
@@ -215,7 +228,8 @@ class GeneralCurvature:
             return f(found.transpose(1, 0, 2) @ root, weights, np.ones(b.size))
 
         with jax.enable_x64(True):
-            return self.problem.reduce(made, vectors.size if self.drawn is None else max(vectors.size, self._width))
+            width = self.problem.model.structure.apart(len(vectors))
+            return self.problem.reduce(made, width if self.drawn is None else max(width, self._width))
 
     def sampled(self, count: int) -> GeneralCurvature:
         """The same of so many rows at most."""
@@ -239,7 +253,10 @@ class GeneralCurvature:
             return _Cross(np.einsum("nkd,nk->dk", images, scores @ basis))
 
         with jax.enable_x64(True):
-            return self.problem.reduce(against, basis.size).total / self.problem.source.n
+            return (
+                self.problem.reduce(against, self.problem.model.structure.apart(basis.shape[1])).total
+                / self.problem.source.n
+            )
 
 
 @dataclass(frozen=True)
@@ -260,6 +277,11 @@ class FactoredCurvature:
     def travels(self) -> bool:
         """Rows in memory stay where they are."""
         return False
+
+    @property
+    def _width(self) -> int:
+        """Numbers that probing makes of each row."""
+        return self.exact.problem.model.structure.apart(len(self.probes))
 
     def quadratic(self, S: Array) -> Array:
         """mean J_n S J_n in O(N r D²)."""
@@ -282,7 +304,7 @@ class FactoredCurvature:
 
     def _scatters(self) -> Iterator[_Scatter]:
         problem, theta, longest = self.exact.problem, self.exact.theta, 0
-        for block, (u, w) in zip(problem.source.blocks(self.probes.size), self.parts(), strict=True):
+        for block, (u, w) in zip(problem.source.blocks(self._width), self.parts(), strict=True):
             longest = max(longest, block.n)
             padded = problem.padded(block, longest)
             g = np.asarray(problem.functions.scores(theta, padded.rows))[: padded.size]
@@ -342,7 +364,7 @@ class FactoredCurvature:
         """Factors u (rows, rank, D) and weights w (rows, rank) of each block of rows; call it in float64."""
         yield from self.stored
         problem, theta, longest = self.exact.problem, self.exact.theta, 0
-        for block in islice(problem.source.blocks(self.probes.size), len(self.stored), None):
+        for block in islice(problem.source.blocks(self._width), len(self.stored), None):
             longest = max(longest, block.n)
             padded = problem.padded(block, longest)
             images = np.asarray(problem.functions.products(theta, padded.rows, self.probes))[: padded.size]

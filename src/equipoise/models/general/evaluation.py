@@ -10,15 +10,36 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.models.general.structure import observations
+from equipoise.models.layout import Wide
 from equipoise.models.problem import Layout
 
 __all__ = ["evaluate"]
 
+# Numbers in the parameters of all draws that are looked at together: 128 MB.
+_TOGETHER = 1 << 24
+
 
 def evaluate(layout: Layout, function: Callable[..., object], data: object, draws: Array) -> Array:
-    """`function(params, observation)` for every draw and every row, (draws, rows, ...)."""
+    """`function(params, observation)` for every draw and every row, (draws, rows, ...).
+
+    In a subspace the parameters of a few draws at a time are made: all of them may not fit into memory.
+    """
     source, tree = observations(data)
+    embed, shaped, size = _parts(layout, draws.shape[-1])
     with jax.enable_x64(True):
         held = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in source.whole().leaves])
-        each = jax.jit(lambda t: jax.vmap(lambda o: function(layout.unflatten(t), o))(held))
-        return np.asarray(jax.lax.map(each, jnp.asarray(draws)))
+
+        @jax.jit
+        def each(full: jax.Array) -> object:
+            return jax.lax.map(lambda t: jax.vmap(lambda o: function(shaped(t), o))(held), full)
+
+        some = max(1, _TOGETHER // size)
+        parts = [np.asarray(each(embed(draws[k : k + some]))) for k in range(0, len(draws), some)]
+        return np.concatenate(parts)
+
+
+def _parts(layout: Layout, dim: int) -> tuple[Callable[[Array], Array], Callable[..., object], int]:
+    """How draws become vectors of all parameters, how those get their structure, and how long they are."""
+    if isinstance(layout, Wide):
+        return layout.embed, layout.shaped, layout.full
+    return lambda draws: draws, layout.unflatten, dim

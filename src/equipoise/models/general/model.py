@@ -9,24 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import cast
-
-import jax
-import jax.numpy as jnp
-import numpy as np
-from numpy.typing import ArrayLike
+from typing import TYPE_CHECKING
 
 from equipoise.arrays import Array
 from equipoise.cards import Card
-from equipoise.checks import checked_fields, finite_array
-from equipoise.engines.jax.loop import Loss
+from equipoise.checks import checked_fields, one_of, whole
 from equipoise.engines.jax.projection import Traced, Tree
 from equipoise.errors import InvalidInput
-from equipoise.linalg import symmetric
-from equipoise.models.general.curvature import DIRECTIONS
+from equipoise.models.general.functions import Functions
+from equipoise.models.general.prior import Prior, gaussian_prior
 from equipoise.models.general.problem import GeneralProblem
 from equipoise.models.general.structure import Structure, observations, trainable_structure
 from equipoise.models.problem import CUSTOM, Title
+from equipoise.models.verbs import settle
+
+if TYPE_CHECKING:
+    from equipoise.models.general.share import Share
 
 __all__ = ["GeneralProblem", "Model"]
 
@@ -43,14 +41,15 @@ class Model(Card):
     init
         Parameters to start from: any pytree of floating-point arrays. It also gives the structure of every result.
     prior_precision, prior_mean
-        Of a Gaussian prior on the (flat, trainable) parameters: scalar, vector or matrix; mean scalar or vector.
+        Of a Gaussian prior on the trainable parameters: a scalar, a flat vector (of precisions, the diagonal), a tree like
+        `init` (prefixes allowed: a number for each leaf), or, for precisions, a matrix.
     regularizer
         `regularizer(params) -> scalar`, R(θ), instead of a Gaussian prior.
     trainable
         Which parameters vary: a pytree of booleans (prefixes allowed), or a function of a leaf's name. All by default;
         the others stay at `init` (last-layer calibration).
     subspace
-        (origin, basis): parameters are origin + coordinates @ basis; made by `identified`.
+        (origin, basis): parameters are origin + coordinates @ basis; made by `eq.subspace` and `identified`.
 
     Examples
     --------
@@ -63,8 +62,8 @@ class Model(Card):
 
     loss: Callable[..., Traced]
     init: Tree
-    prior_precision: ArrayLike = 0.0
-    prior_mean: ArrayLike = 0.0
+    prior_precision: Tree = 0.0
+    prior_mean: Tree = 0.0
     regularizer: Callable[..., Traced] | None = None
     trainable: Tree = None
     subspace: tuple[Array, Array] | None = None
@@ -108,8 +107,8 @@ class Model(Card):
     @cached_property
     def structure(self) -> Structure:
         """How flat vectors become the user's parameters."""
-        whole = trainable_structure(self.init, self.trainable)
-        return whole if self.subspace is None else whole.within(*self.subspace)
+        every = trainable_structure(self.init, self.trainable)
+        return every if self.subspace is None else every.within(*self.subspace)
 
     def identified(self, data: object, params: object) -> Model:
         """The model restricted to the directions its loss curves along at a minimiser, which is its new start."""
@@ -119,90 +118,51 @@ class Model(Card):
     def within(self, theta: Array, axes: Array) -> Model:
         """The model restricted to θ + the span of the rows of `axes`, with θ as its start."""
         basis = axes if self.subspace is None else axes @ self.subspace[1]
-        origin = np.asarray(self.structure.embed(theta))
+        origin = self.structure.embed(theta)
         return replace(self, subspace=(origin, basis), init=self.structure.unflatten(theta))
+
+    def captured(
+        self,
+        data: object,
+        params: object,
+        *,
+        function: Callable[..., object] | None = None,
+        target: str = "sandwich",
+        probes: int = 16,
+        seed: int = 0,
+    ) -> Share:
+        """How much of the uncertainty a subspace has: its share of a total variance, with a standard error.
+
+        Parameters
+        ----------
+        data
+            The rows.
+        params
+            A fit of this model, or parameters like its.
+        function
+            `function(params, observation)`: the variance is that of its values at the rows, linearised. Without one it is
+            the trace of the parameters' covariance.
+        target
+            `"sandwich"` or `"posterior"`: whose covariance.
+        probes, seed
+            Random combinations that estimate the traces; each takes tens of Hessian-vector products over all rows.
+        """
+        from equipoise.models.general.share import captured_share
+
+        if self.subspace is None:
+            raise InvalidInput("model", "on a subspace", "one on all its parameters", "make one with eq.subspace")
+        problem = self.bind(data)
+        one_of("target", target, ("sandwich", "posterior"))
+        z = problem.flatten(settle(problem, params)[1])
+        probes, seed = whole("probes", probes, 2, "16 is a good start"), whole("seed", seed, 0, "pass an int")
+        return captured_share(problem, z, function, target, probes, seed)
 
     @cached_property
     def functions(self) -> Functions:
         """The compiled functions, shared by every binding of this model."""
         return Functions(self)
 
-    def prior(self) -> tuple[Array, Array]:
-        """Precision matrix and mean of the Gaussian prior."""
-        dim = self.structure.full
-        precision = finite_array("prior_precision", self.prior_precision)
-        mean = finite_array("prior_mean", self.prior_mean)
-        if precision.shape not in {(), (dim,), (dim, dim)} or mean.shape not in {(), (dim,)}:
-            raise InvalidInput(
-                "prior_precision, prior_mean",
-                f"a scalar, a vector ({dim},) or (precision only) a matrix ({dim}, {dim})",
-                f"shapes {precision.shape}, {mean.shape}",
-                "match the flat parameters",
-            )
-        if mean.any() and not precision.any() and self.regularizer is None:
-            remedy = "add prior_precision=..., or remove prior_mean="
-            raise InvalidInput("prior_mean", "given with a prior_precision", "no precision", remedy)
-        if self.regularizer is not None and (precision.any() or mean.any()):
-            raise InvalidInput("regularizer", "left out when a Gaussian prior is given", "both", "give one of the two")
-        if precision.ndim == 2 and np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max():
-            raise InvalidInput("prior_precision", "symmetric", "a matrix that is not", "pass (P + P.T) / 2")
-        matrix = symmetric(precision) if precision.ndim == 2 else np.diag(np.broadcast_to(precision, dim))
-        if np.linalg.eigvalsh(matrix)[0] < -1e-10 * max(1.0, np.abs(matrix).max()):
-            raise InvalidInput(
-                "prior_precision", "positive semi-definite", "a negative direction", "use zero for no prior"
-            )
-        return matrix.astype(np.float64), np.broadcast_to(mean, dim).astype(np.float64)
-
-
-class Functions:
-    """Compiled derivatives of a model's loss over a masked block of rows; flat parameters in, float64 out."""
-
-    def __init__(self, model: Model) -> None:
-        structure, loss = model.structure, model.loss
-        precision, mean = model.prior()
-
-        def row(theta: Traced, observation: Tree) -> Traced:
-            return loss(structure.unflatten(theta), observation)
-
-        def total(theta: Traced, block: Tree, mask: Traced) -> Traced:
-            return jnp.sum(mask * jax.vmap(row, (None, 0))(theta, block))
-
-        def penalty(theta: Array | Traced) -> Traced:
-            if model.regularizer is not None:
-                return model.regularizer(structure.unflatten(theta))
-            away = structure.embed(theta) - mean
-            return cast(Traced, 0.5 * away @ precision @ away)
-
-        def bends(theta: Traced, block: Tree, mask: Traced, vectors: Traced) -> Traced:
-            """Σ over rows of ∇³ℓ[v, v, ·] for each v: second derivatives of the gradient along it."""
-
-            def along(v: Traced) -> Traced:
-                slope = lambda t: jax.jvp(lambda u: jax.grad(total)(u, block, mask), (t,), (v,))[1]  # noqa: E731
-                return jax.jvp(slope, (theta,), (v,))[1]
-
-            return jax.lax.map(along, vectors, batch_size=DIRECTIONS)
-
-        def bend_gradient(theta: Traced, block: Tree, mask: Traced, values: Traced, vectors: Traced) -> Traced:
-            """Σ over rows of ∇ tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ."""
-            return values @ bends(theta, block, mask, vectors)
-
-        flat = model.regularizer is None and not precision.any()
-        self.row = row
-        self.penalty = penalty
-        self.loss = Loss(row, penalty, flat, model.regularizer is None, structure.dim)
-        self.value = jax.jit(total)
-        self.gradient = jax.jit(jax.value_and_grad(total))
-        self.hessian = jax.jit(jax.hessian(total))
-        self.scores = jax.jit(jax.vmap(jax.grad(row), (None, 0)))
-        self.hessians = jax.jit(jax.vmap(jax.hessian(row), (None, 0)))
-        self.products = jax.jit(
-            lambda theta, block, vectors: jax.vmap(
-                lambda o: jax.vmap(lambda v: jax.jvp(lambda t: jax.grad(row)(t, o), (theta,), (v,))[1])(vectors)
-            )(block)
-        )
-        self.thirds = jax.jit(jax.vmap(jax.jacfwd(jax.hessian(row)), (None, 0)))
-        self.bends = jax.jit(bends)
-        self.bend_gradient = jax.jit(bend_gradient)
-        self.penalty_derivatives = jax.jit(lambda t: (penalty(t), jax.grad(penalty)(t), jax.hessian(penalty)(t)))
-        self.penalty_third = jax.jit(jax.jacfwd(jax.hessian(penalty)))
-        self.penalty_bend = jax.jit(jax.grad(lambda t, S: jnp.sum(jax.hessian(penalty)(t) * S)))
+    @cached_property
+    def prior(self) -> Prior:
+        """The Gaussian prior, checked."""
+        return gaussian_prior(self.structure, self.prior_precision, self.prior_mean, self.regularizer is None)

@@ -29,6 +29,7 @@ from equipoise.linalg import FLAT, Sums, curvature_axes, symmetric
 from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature
 from equipoise.models.general.rowwise import GeneralRowwise
 from equipoise.models.general.search import GeneralSearch
+from equipoise.models.general.stored import StoredCurvature, subspace_curvature
 from equipoise.models.general.structure import Structure
 from equipoise.models.passes import BothSums
 from equipoise.models.problem import Derivatives
@@ -36,12 +37,14 @@ from equipoise.theory.curvature import emphasis
 from equipoise.theory.moments import Moments
 
 if TYPE_CHECKING:
-    from equipoise.models.general.model import Functions, Model
+    from equipoise.models.general.functions import Functions
+    from equipoise.models.general.model import Model
     from equipoise.theory.tuning import Tuning
 
 __all__ = ["GeneralProblem", "Padded"]
 
 _SOME = 1000  # rows that stand for all where a loss is looked at
+_SEVERAL = 8  # times the square root of the number of parameters: what a network keeps of a row
 _SHARE, _COPIES = (
     0.5,
     4,
@@ -195,6 +198,11 @@ class GeneralProblem(Card):
         values, axes = curvature_axes(self.derivatives(theta, 2).hessian)
         return replace(self, model=self.model.within(theta, axes[values > FLAT]))
 
+    def whole(self) -> GeneralProblem:
+        """The problem on all parameters, of a subspace; itself without one."""
+        model = self.model
+        return self if model.subspace is None else replace(self, model=replace(model, subspace=None))
+
     def flatten(self, params: object) -> Array:
         """Parameters in the user's structure, or already flat, as a flat vector."""
         return self.model.structure.flatten(params)
@@ -205,18 +213,22 @@ class GeneralProblem(Card):
         with jax.enable_x64(True):
             if order == 0:
                 sums = self.reduce(
-                    lambda b: _LossSums(float(functions.value(theta, b.rows, b.mask)), nothing), theta.size
+                    lambda b: _LossSums(float(functions.value(theta, b.rows, b.mask)), nothing), self.summed
                 )
                 return Derivatives(sums.value / n + float(functions.penalty(theta)) / self.n, nothing, nothing)
-            R, dR, d2R = (np.asarray(part) for part in functions.penalty_derivatives(theta))
+            R, dR = float(functions.penalty(theta)), np.asarray(functions.penalty_gradient(theta))
 
             def slope(b: Padded) -> _LossSums:
                 value, gradient = functions.gradient(theta, b.rows, b.mask)
                 return _LossSums(float(value), np.array(gradient))
 
-            sums, J = self._with_hessian(slope, theta) if order > 1 else (self.reduce(slope, theta.size), nothing)
-            H = nothing if order == 1 else J + d2R / self.n
-        return Derivatives(sums.value / n + float(R) / self.n, sums.gradient / n + dR / self.n, H)
+            sums, J = (
+                self._with_hessian(slope, theta, self.summed)
+                if order > 1
+                else (self.reduce(slope, self.summed), nothing)
+            )
+            H = nothing if order == 1 else J + self._prior_hessian(theta)
+        return Derivatives(sums.value / n + R / self.n, sums.gradient / n + dR / self.n, H)
 
     def moments(self, theta: Array) -> Moments:
         """J, V, H and the curvature operator at θ."""
@@ -227,15 +239,15 @@ class GeneralProblem(Card):
             return _ScoreSums(g.sum(axis=0), g.T @ g)
 
         with jax.enable_x64(True):
-            (sums, J), n = self._with_hessian(scores, theta), self.source.n
-            d2R = np.asarray(functions.penalty_derivatives(theta)[2])
+            (sums, J), n = self._with_hessian(scores, theta, self.model.structure.apart(1)), self.source.n
+            H = symmetric(J + self._prior_hessian(theta))
         mean = sums.score / n
         V = symmetric(sums.scatter / n - np.outer(mean, mean))
         return Moments(
             n=self.n,
             params=theta,
             loss_hessian=J,
-            hessian=symmetric(J + d2R / self.n),
+            hessian=H,
             score_cov=V,
             mean_score=mean,
             noise_ratio=float(np.trace(np.linalg.lstsq(J, V, rcond=None)[0]) / theta.size),
@@ -243,14 +255,17 @@ class GeneralProblem(Card):
             curvature=self.curvature(theta),
         )
 
-    def curvature(self, theta: Array) -> GeneralCurvature | FactoredCurvature:
+    def curvature(self, theta: Array) -> GeneralCurvature | FactoredCurvature | StoredCurvature:
         """The operator behind K at θ: low-rank factors of every row's Hessian where they exist."""
         exact = GeneralCurvature(self, theta)
+        if self.model.structure.basis is not None:
+            return subspace_curvature(exact)
         return factored_curvature(exact) or exact
 
     def leverages(self, theta: Array, inverse: Array) -> Array:
         """|tr(H⁻¹ J_n)| of every row at θ, (N,): what decides how often it is drawn by leverage (theory §13)."""
-        return self.curvature(theta).leverages(inverse)
+        exact = GeneralCurvature(self, theta)
+        return (factored_curvature(exact) or exact).leverages(inverse)
 
     def bound_constants(self, theta: Array, radius: float | None) -> NoReturn:
         """The derivatives of a general loss have no known bounds."""
@@ -305,8 +320,8 @@ class GeneralProblem(Card):
         mask = jnp.asarray(np.arange(length) < block.n, dtype=jnp.float64)
         return Padded(jax.tree.unflatten(self.tree, [jnp.asarray(leaf) for leaf in leaves]), mask, block.n)
 
-    def _with_hessian(self, f: Callable[[Padded], Sums], theta: Array) -> tuple[Sums, Array]:
-        """Σ f and the mean Hessian of the rows; where a pass reads files, in one. Call it in float64."""
+    def _with_hessian(self, f: Callable[[Padded], Sums], theta: Array, width: int) -> tuple[Sums, Array]:
+        """Σ f, which makes `width` numbers of each row, and the mean Hessian; of files, in one pass. Call it in float64."""
 
         def bend(b: Padded) -> _HessianSums:
             return _HessianSums(np.array(self.functions.hessian(theta, b.rows, b.mask)))
@@ -314,13 +329,22 @@ class GeneralProblem(Card):
         def both(b: Padded) -> BothSums:
             return BothSums(f(b), bend(b))
 
-        # a tangent per parameter through what lies between parameters and loss, and that is narrower than they are
-        width = int(theta.size**1.5)
+        across = self.model.structure.summed(theta.size)
         if self.source.in_memory:
-            sums, hessian = self.reduce(f, theta.size), self.reduce(bend, width).hessian
+            sums, hessian = self.reduce(f, width), self.reduce(bend, across).hessian
         else:
-            sums, (hessian,) = self.reduce(both, width)
+            sums, (hessian,) = self.reduce(both, max(width, across))
         return sums, symmetric(hessian) / self.source.n
+
+    def _prior_hessian(self, theta: Array) -> Array:
+        """∇²R/N; call it in float64."""
+        return np.asarray(self.functions.penalty_hessian(theta)) / self.n
+
+    @property
+    def summed(self) -> int:
+        """Numbers that the loss of a row or its slope takes: the row's own, or what a loss makes of it."""
+        own = sum(leaf[:1].size for leaf in self.source.leaves) if isinstance(self.source, Columns) else 1
+        return max(own, min(self.model.structure.full, _SEVERAL * self.model.structure.summed()))
 
 
 def _held(source: Scan[Columns], tuning: Tuning, touched: float) -> bool:

@@ -11,12 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array
+from equipoise.checks import finite_array, numeric_array
 from equipoise.data.observations import Columns
 from equipoise.data.scanned import Scan
 from equipoise.errors import InvalidInput
-from equipoise.models.layout import Skeleton, Variables
+from equipoise.models.layout import Skeleton, Variables, embedded
 
 __all__ = ["Structure", "observations", "trainable_structure"]
+
+# Numbers in the parameters of all directions that are taken together: 64 MB.
+_TOGETHER = 1 << 23
 
 # Containers of the user's own: only JAX looks inside.
 Tree = object
@@ -62,13 +66,31 @@ class Structure:
         """Name and shape of every array of coordinates."""
         return self.trained if self.basis is None else (("direction", (self.dim,)),)
 
+    @property
+    def together(self) -> int:
+        """Directions along which derivatives are taken together: as many as their parameters leave room for."""
+        return max(1, _TOGETHER // self.full)
+
+    def apart(self, directions: int) -> int:
+        """Numbers made of each row where derivatives of every row are taken along so many directions."""
+        return max(directions * self.dim, min(directions, self.together) * self.full)
+
+    def summed(self, directions: int = 1) -> int:
+        """The same where rows are added up: what lies between parameters and loss, which is narrower than they are."""
+        return min(directions, self.together) * max(1, int(self.full**0.5))
+
     def within(self, origin: Array, basis: Array) -> Structure:
         """The same parameters restricted to origin + the span of the rows of `basis`."""
         return replace(self, origin=origin, basis=basis)
 
-    def embed(self, theta: Array | jax.Array) -> Array | jax.Array:
+    @property
+    def frame(self) -> tuple[Array, ...]:
+        """What leads from coordinates to trainable scalars: origin and basis, or nothing; large, so never a constant."""
+        return () if self.origin is None or self.basis is None else (self.origin, self.basis)
+
+    def embed(self, theta: Array) -> Array:
         """Coordinates as the vector of all trainable scalars."""
-        return theta if self.basis is None or self.origin is None else self.origin + theta @ self.basis
+        return np.asarray(embedded(theta, self.frame))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,14 +108,14 @@ class Structure:
         leaves, treedef = jax.tree.flatten(params)
         if treedef != self.treedef:
             raise InvalidInput("params", f"of the structure {self.treedef}", str(treedef), "pass fit.params")
-        parts = [np.asarray(leaf, dtype=np.float64) for leaf, v in zip(leaves, self.varies, strict=True) if v]
+        parts = [numeric_array("params", leaf) for leaf, v in zip(leaves, self.varies, strict=True) if v]
         for part, (name, shape) in zip(parts, self.trained, strict=True):
             if part.shape != shape:
                 raise InvalidInput(f"params {name}", f"of shape {shape}", f"shape {part.shape}", "pass fit.params")
         flat = _finite(np.concatenate([np.ravel(part) for part in parts]))
         if self.basis is None or self.origin is None:
             return flat
-        return np.linalg.lstsq(self.basis.T, flat - self.origin, rcond=None)[0].astype(np.float64)
+        return _coordinates(self.basis, flat - self.origin)
 
     @property
     def _vectors_are_flat(self) -> bool:
@@ -102,15 +124,42 @@ class Structure:
 
     def unflatten(self, theta: Array | jax.Array) -> Tree:
         """Vectors with any leading axes in the user's structure, inside compiled functions too."""
-        theta = self.embed(theta)
+        return self.shaped(embedded(theta, self.frame))
+
+    def shaped(self, full: Array | jax.Array) -> Tree:
+        """The same for vectors of all trainable scalars."""
         leaves, start, shapes = list(self.leaves), 0, iter(self.trained)
         for k, varies in enumerate(self.varies):
             if varies:
                 shape = next(shapes)[1]
                 stop = start + prod(shape)
-                leaves[k] = theta[..., start:stop].reshape((*theta.shape[:-1], *shape))
+                leaves[k] = full[..., start:stop].reshape((*full.shape[:-1], *shape))
                 start = stop
         return jax.tree.unflatten(self.treedef, leaves)
+
+    def spread(self, name: str, given: Tree) -> Array:
+        """A number or array per leaf of parameters (prefixes allowed) as one number for every trainable scalar."""
+        shapes = iter(self.trained)
+        parts = [next(shapes) if varies else None for varies in self.varies]
+        try:
+            whole = jax.tree.unflatten(self.treedef, [_Leaf(k) for k in range(len(parts))])
+            each = jax.tree.map(lambda value, part: jax.tree.map(lambda leaf: (leaf, value), part), given, whole)
+        except (ValueError, TypeError) as error:
+            raise InvalidInput(name, "a pytree of numbers that fits init", str(error), "match its keys") from error
+        flat = np.empty(self.full)
+        start = 0
+        for leaf, value in jax.tree.leaves(each, is_leaf=lambda pair: isinstance(pair, tuple) and len(pair) == 2):
+            if (part := parts[leaf.number]) is None:
+                continue
+            leaf_name, shape = part
+            array = finite_array(f"{name} {leaf_name}", value)
+            if array.shape not in {(), shape}:
+                raise InvalidInput(
+                    f"{name} {leaf_name}", f"a number or of shape {shape}", f"shape {array.shape}", "match the leaf"
+                )
+            flat[start : start + prod(shape)] = np.broadcast_to(array, shape).ravel()
+            start += prod(shape)
+        return flat
 
     def skeleton(self) -> Skeleton:
         """The same in plain containers, which can be kept: what is not a dictionary, list or tuple becomes the first."""
@@ -134,6 +183,16 @@ class Structure:
 @dataclass(frozen=True)
 class _Leaf:
     number: int
+
+
+def _coordinates(basis: Array, away: Array) -> Array:
+    """The coordinates of the nearest point: rows of a basis may be long or short, but are far from parallel."""
+    norms = np.linalg.norm(basis, axis=1)
+    gram = basis @ basis.T / np.outer(norms, norms)
+    z = np.zeros(len(basis))
+    for _ in range(2):  # the second mends the rounding of the first
+        z += np.linalg.solve(gram, basis @ (away - z @ basis) / norms) / norms
+    return z
 
 
 def _same(skeleton: Skeleton) -> Skeleton:

@@ -1,0 +1,152 @@
+"""Compiled derivatives of a loss of your own: flat coordinates in, float64 out.
+
+In a subspace the parameters are origin + z · basis. Both may be large, so that they travel as arguments: a constant would
+be copied into every compiled function. Derivatives along many directions are taken a few at a time, so that nothing is
+larger than a few vectors of all parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.engines.jax.loop import Loss
+from equipoise.engines.jax.projection import Traced, Tree
+from equipoise.models.layout import embedded
+
+if TYPE_CHECKING:
+    from equipoise.models.general.model import Model
+
+__all__ = ["DIRECTIONS", "Functions"]
+
+# Directions of a third derivative that are taken together: enough for matrix products, few enough to stay in cache.
+DIRECTIONS = 16
+
+_Scalar = Callable[..., Traced]
+
+
+class Functions:
+    """Compiled derivatives of a model's loss over a masked block of rows.
+
+    All take the coordinates, then the rows (or a block of them and its mask), then what else there is.
+    """
+
+    def __init__(self, model: Model) -> None:
+        structure, loss, together = model.structure, model.loss, model.structure.together
+        with jax.enable_x64(True):
+            frame = tuple(jnp.asarray(part) for part in structure.frame)
+
+        def row(theta: Traced, frame: Any, observation: Tree) -> Traced:
+            return loss(structure.shaped(embedded(theta, frame)), observation)
+
+        def each(theta: Traced, frame: Tree, block: Tree) -> Traced:
+            return jax.vmap(row, (None, None, 0))(theta, frame, block)
+
+        def total(theta: Traced, frame: Tree, block: Tree, mask: Traced) -> Traced:
+            return jnp.sum(mask * each(theta, frame, block))
+
+        def slope(theta: Traced, frame: Tree, block: Tree, mask: Traced) -> Traced:
+            return jax.grad(total)(theta, frame, block, mask)
+
+        def along(f: _Scalar, theta: Traced, v: Traced, *rest: Tree) -> Traced:
+            """The derivative of f(θ, *rest) along v."""
+            return jax.jvp(lambda t: f(t, *rest), (theta,), (v,))[1]
+
+        def over(f: Callable[[Traced], Traced], vectors: Traced, most: int = together) -> Traced:
+            """f of every vector, as many at a time as fit."""
+            if len(vectors) <= most:
+                return jax.vmap(f)(vectors)
+            return jax.lax.map(f, vectors, batch_size=most)
+
+        def hessian(f: _Scalar) -> _Scalar:
+            """∇²f, (D, D), by derivatives of its gradient."""
+
+            def found(theta: Traced, *rest: Tree) -> Traced:
+                return over(lambda v: along(jax.grad(f), theta, v, *rest), jnp.eye(theta.size, dtype=theta.dtype))
+
+            return found
+
+        def third(theta: Traced, frame: Tree, observation: Tree) -> Traced:
+            """∇³ℓ of a row, (D, D, D)."""
+            unit = jnp.eye(theta.size, dtype=theta.dtype)
+            most = max(1, together // theta.size)
+            return over(lambda v: along(hessian(row), theta, v, frame, observation), unit, most)
+
+        def products(theta: Traced, frame: Tree, block: Tree, vectors: Traced) -> Traced:
+            """∇²ℓ_n v of every row and vector."""
+
+            def of_row(observation: Tree) -> Traced:
+                return over(lambda v: along(jax.grad(row), theta, v, frame, observation), vectors)
+
+            return jax.vmap(of_row)(block)
+
+        def product(theta: Traced, frame: Tree, block: Tree, mask: Traced, v: Traced) -> Traced:
+            """Σ over rows of ∇²ℓ v."""
+            return along(slope, theta, v, frame, block, mask)
+
+        def bends(theta: Traced, frame: Tree, block: Tree, mask: Traced, vectors: Traced) -> Traced:
+            """Σ over rows of ∇³ℓ[v, v, ·] for each v: second derivatives of the gradient along it."""
+
+            def second(v: Traced) -> Traced:
+                return along(lambda t: product(t, frame, block, mask, v), theta, v)
+
+            return jax.lax.map(second, vectors, batch_size=min(DIRECTIONS, together))
+
+        def bend_gradient(
+            theta: Traced, frame: Tree, block: Tree, mask: Traced, values: Traced, vectors: Traced
+        ) -> Traced:
+            """Σ over rows of ∇ tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ."""
+            return values @ bends(theta, frame, block, mask, vectors)
+
+        def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
+            made = jax.jit(f)
+            return lambda theta, *rest: made(theta, frame, *rest)
+
+        self.row: _Scalar = lambda theta, observation: row(theta, frame, observation)
+        self._penalties(model, hessian)
+        quadratic = model.regularizer is None
+        self.loss = Loss(row, self.penalty, quadratic and model.prior.absent, quadratic, structure.dim, frame)
+        self.value = compiled(total)
+        self.gradient = compiled(jax.value_and_grad(total))
+        self.hessian = compiled(hessian(total))
+        self.product = compiled(product)
+        self.slopes = compiled(lambda t, frame, block, v: along(each, t, v, frame, block))
+        self.scores = compiled(jax.vmap(jax.grad(row), (None, None, 0)))
+        self.hessians = compiled(jax.vmap(hessian(row), (None, None, 0)))
+        self.thirds = compiled(jax.vmap(third, (None, None, 0)))
+        self.products = compiled(products)
+        self.bends = compiled(bends)
+        self.bend_gradient = compiled(bend_gradient)
+
+    def _penalties(self, model: Model, hessian: Callable[[_Scalar], _Scalar]) -> None:
+        """Derivatives of the regulariser, which no row changes; of a parabola, none beyond the second."""
+        structure, regularizer, dim = model.structure, model.regularizer, model.structure.dim
+        prior = model.prior  # one that was given beside a regulariser is refused here
+        if regularizer is None:
+            self.penalty: _Scalar = prior.function(structure.frame)
+        else:
+            self.penalty = lambda theta: regularizer(structure.unflatten(theta))
+        self.penalty_gradient = jax.jit(jax.grad(self.penalty))
+        self.penalty_hessian = jax.jit(hessian(self.penalty))
+        self.penalty_product = jax.jit(lambda t, v: jax.jvp(jax.grad(self.penalty), (t,), (v,))[1])
+        third = jax.jit(jax.jacfwd(hessian(self.penalty)))
+        bends = jax.jit(
+            lambda t, vectors: jax.lax.map(
+                lambda v: jax.jvp(lambda u: self.penalty_product(u, v), (t,), (v,))[1], vectors, batch_size=DIRECTIONS
+            )
+        )
+
+        def penalty_third(theta: Array) -> Array:
+            """∇³R, (D, D, D)."""
+            return np.zeros((dim, dim, dim)) if regularizer is None else np.asarray(third(theta))
+
+        def penalty_bends(theta: Array, vectors: Array) -> Array:
+            """∇³R[v, v, ·] for each v."""
+            return np.zeros_like(vectors) if regularizer is None else np.asarray(bends(theta, vectors))
+
+        self.penalty_third, self.penalty_bends = penalty_third, penalty_bends

@@ -1,0 +1,107 @@
+"""The regulariser of a loss of your own: a Gaussian prior, never larger than it was given, or R(θ) as a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import jax
+import numpy as np
+
+from equipoise.arrays import Array
+from equipoise.checks import finite_array
+from equipoise.engines.jax.projection import Traced, Tree
+from equipoise.errors import InvalidInput
+from equipoise.linalg import symmetric
+from equipoise.models.general.structure import Structure
+
+__all__ = ["Prior", "gaussian_prior"]
+
+
+@dataclass(frozen=True)
+class Prior:
+    """R(θ) = ½ (θ − μ)ᵀ Γ (θ − μ).
+
+    Attributes
+    ----------
+    precision
+        Γ: a number, the diagonal, or a matrix.
+    mean
+        μ: a number or a vector.
+    """
+
+    precision: Array
+    mean: Array
+
+    @property
+    def absent(self) -> bool:
+        """Whether R is zero."""
+        return not self.precision.any()
+
+    def times(self, vectors: Array) -> Array:
+        """Γ v, for vectors along the last axis."""
+        return vectors @ self.precision if self.precision.ndim == 2 else vectors * self.precision
+
+    def hessian(self, dim: int) -> Array:
+        """Γ, written out."""
+        return self.precision if self.precision.ndim == 2 else np.diag(np.broadcast_to(self.precision, dim))
+
+    def function(self, frame: tuple[Array, ...]) -> Callable[[Traced], Traced]:
+        """R in coordinates: of a subspace, the parabola with the same coefficients, so that no step looks at all of θ."""
+        if frame:
+            origin, basis = frame
+            pulled = self.times(basis)
+            bend, away = symmetric(pulled @ basis.T), origin - self.mean
+            slope, level = pulled @ away, 0.5 * float(away @ self.times(away))
+            return lambda z: cast(Traced, level + slope @ z + 0.5 * z @ (bend @ z))
+
+        def whole(theta: Traced) -> Traced:
+            away = theta - self.mean
+            if self.precision.ndim == 2:
+                return 0.5 * away @ self.precision @ away
+            return 0.5 * jax.numpy.sum(self.precision * away * away)
+
+        return whole
+
+
+def gaussian_prior(structure: Structure, precision: Tree, mean: Tree, alone: bool) -> Prior:
+    """Check a prior's precision and mean: numbers, flat arrays, or trees like the parameters.
+
+    Parameters
+    ----------
+    structure
+        Of the parameters.
+    precision, mean
+        As they were given.
+    alone
+        Whether no other regulariser is given.
+    """
+    dim = structure.full
+    gamma, mu = _numbers("prior_precision", precision, structure), _numbers("prior_mean", mean, structure)
+    if gamma.shape not in {(), (dim,), (dim, dim)} or mu.shape not in {(), (dim,)}:
+        raise InvalidInput(
+            "prior_precision, prior_mean",
+            f"a scalar, a vector ({dim},), a tree like init, or (precision only) a matrix ({dim}, {dim})",
+            f"shapes {gamma.shape}, {mu.shape}",
+            "match the flat parameters",
+        )
+    if mu.any() and not gamma.any() and alone:
+        remedy = "add prior_precision=..., or remove prior_mean="
+        raise InvalidInput("prior_mean", "given with a prior_precision", "no precision", remedy)
+    if not alone and (gamma.any() or mu.any()):
+        raise InvalidInput("regularizer", "left out when a Gaussian prior is given", "both", "give one of the two")
+    if gamma.ndim == 2 and np.abs(gamma - gamma.T).max() > 1e-8 * np.abs(gamma).max():
+        raise InvalidInput("prior_precision", "symmetric", "a matrix that is not", "pass (P + P.T) / 2")
+    gamma = symmetric(gamma) if gamma.ndim == 2 else gamma
+    lowest = np.linalg.eigvalsh(gamma)[0] if gamma.ndim == 2 else gamma.min()
+    if lowest < -1e-10 * max(1.0, float(np.abs(gamma).max())):
+        raise InvalidInput("prior_precision", "positive semi-definite", "a negative direction", "use zero for no prior")
+    return Prior(gamma, mu)
+
+
+def _numbers(name: str, given: Tree, structure: Structure) -> Array:
+    """An array as it is; a tree of numbers, as one number for each parameter."""
+    # a list of numbers may be either; it is one array unless the parameters are such a list
+    plain = isinstance(given, (list, tuple)) and jax.tree.structure(given) != structure.treedef
+    return finite_array(name, given) if plain or jax.tree_util.all_leaves([given]) else structure.spread(name, given)
