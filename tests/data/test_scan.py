@@ -810,3 +810,11 @@ def test_predictions_for_files_are_written_as_they_are_made(file, frame, folder,
     frame.drop(columns="g").to_parquet(out / "less.parquet")
     with pytest.raises(InvalidInput, match=r"X_new: .*'g'.*less.parquet"):
         cal.predict(out / "less.parquet", to=place)
+
+
+def test_a_pool_with_clusters_has_each_row_with_its_own(frame, folder) -> None:
+    source = eq.data.scan(folder, "y ~ a", clusters="k").marked()
+    expected = eq.data.table(frame, "y ~ a", clusters="k").pool(2000, seed=4)
+    found = source.pool(2000, seed=4)
+    assert_same(found, expected)
+    np.testing.assert_array_equal(found.marks.labels, expected.marks.labels)
