@@ -140,6 +140,7 @@ def test_numbers_of_more_than_32_bits_are_uniform() -> None:
     assert 9500 < np.sum(drawn % np.uint64(2)) < 10_500
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_on_files(frame, folder) -> None:
     def loss(p, o):
         import jax.numpy as jnp
