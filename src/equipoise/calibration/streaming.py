@@ -40,7 +40,11 @@ def streamed(
     if isinstance(given, Scan):
         parts = [placed.part for placed in given.parts]
     else:
-        found = opened(given)
+        try:
+            found = opened(given)
+        except InvalidInput as error:
+            # the argument is the caller's
+            raise InvalidInput("X_new", error.requirement, error.given, error.remedy) from error
         found.require(columns, "X_new")
         parts = list(found.parts)
     done = 0
