@@ -94,6 +94,9 @@ TABLE: dict[str, dict[str, str]] = {
     "calibrate": {**RUN, "sampler": "choice", "refine": "flag", "progress": "flag", "storage": "choice", "guard": "guard"},
     "diagnose": {"chains": "object", "tuning": "object"},
     "load": {"path": "path"},
+    "compare_fits": {
+        "fits": "object", "level": "share", "below": "choice", "stars": "flag", "exponentiate": "flag", "method": "choice",
+    },
     "robust": {**MODEL, "params": "params", "kind": "choice", "lags": "from zero lags", "small_sample": "factor"},
     "sandwich": {"moments": "object"},
     "posterior": {"moments": "object"},
@@ -225,7 +228,7 @@ def right(name: str) -> tuple[Callable[..., object], dict[str, Any]]:
         "stationary": {**chain, "step": 0.01}, "max_stable_step": chain,
         "sample": {**pair, "tuning": t.tuning, "draws": 5, "progress": False},
         "diagnose": {"chains": t.chains, "tuning": t.tuning},
-        "robust": {**pair, "params": t.fit, "kind": "HAC"},
+        "robust": {**pair, "params": t.fit, "kind": "HAC"}, "compare_fits": {"fits": [t.cal, t.cal]},
         "sandwich": {"moments": t.moments}, "posterior": {"moments": t.moments}, "bayesbag": {"moments": t.moments},
         "expected_test_loss": {**pair, "fit": t.fit, "law": t.law},
         "optimal_weight_decay": {**pair, "test_data": t.data, "step": 0.01, "dynamics": t.dynamics},

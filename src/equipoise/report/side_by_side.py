@@ -165,7 +165,10 @@ def compare_fits(
     exponentiate: bool = False,
     stars: bool = False,
     method: str = "auto",
-    **options: Any,
+    clusters: object = None,
+    time: object = None,
+    lags: int | None = None,
+    small_sample: bool | str = True,
 ) -> FitTable:
     """Several fits side by side: a row per term, a column per fit.
 
@@ -175,7 +178,7 @@ def compare_fits(
         Calibrations, fresh or loaded; or a dict of them by name.
     names
         What to call them; (1), (2), … by default.
-    level, kind, method, exponentiate, **options
+    level, kind, method, exponentiate, clusters, time, lags, small_sample
         As for `Calibration.tidy`, for every fit.
     below
         What stands below an estimate: `"std_error"`, `"statistic"`, `"p_value"` or `"interval"`.
@@ -201,6 +204,7 @@ def compare_fits(
     probability("level", level)
     flag("stars", stars)
     runs, called = _named(fits, names)
+    options = {"clusters": clusters, "time": time, "lags": lags, "small_sample": small_sample}
     tables = [run.tidy(level, kind, method=method, exponentiate=exponentiate, **options) for run in runs]
     frame = pd.concat([t.assign(fit=name)[["fit", *t.columns]] for t, name in zip(tables, called, strict=True)])
     statistics = pd.DataFrame({name: _told(run, kind) for run, name in zip(runs, called, strict=True)}).fillna("")
