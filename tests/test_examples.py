@@ -37,6 +37,35 @@ def test_network(tmp_path) -> None:
     assert "calibrated: True" in out
 
 
+@pytest.mark.slow
+def test_digits(tmp_path) -> None:
+    pytest.importorskip("jax")
+    out = run(tmp_path, "digits.py", "--ess", "50", "--epochs", "20")
+    assert "107,062 parameters" in out
+    assert "330 of them, the last layer" in out
+    assert "last layer " in out.splitlines()[-1]
+
+
+@pytest.mark.torch
+def test_digits_in_torch(tmp_path) -> None:
+    pytest.importorskip("torch")
+    out = run(tmp_path, "digits_torch.py", "--steps", "400", "--epochs", "5")
+    assert "330 of them, the last layer, sampled" in out
+    assert "LOOK" not in out
+
+
+@pytest.mark.slow
+def test_sgld_step(tmp_path) -> None:
+    """A guess is off by what was predicted, the matrix is not."""
+    out = run(tmp_path, "sgld_step.py", "figure.svg")
+    assert (tmp_path / "figure.svg").exists()
+    found = [[float(word.strip(",();")) for word in line.split() if word.strip(",();").replace(".", "").isdigit()] for line in out.splitlines()]
+    for first, second, *predicted in (line[-5:-1] for line in found):
+        assert abs(first / predicted[0] - 1.0) < 0.1
+        assert abs(second / predicted[1] - 1.0) < 0.1
+    assert max(abs(ratio - 1.0) for ratio in found[2][-5:-3]) < 0.05
+
+
 def test_demo(tmp_path) -> None:
     out = run(tmp_path, "demo.py")
     assert "The posterior's intervals are 2.7 times too narrow" in out

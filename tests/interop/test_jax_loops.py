@@ -220,3 +220,16 @@ def test_what_does_not_fit_is_named(moments) -> None:
         eqb.sgld(completed)
     with pytest.raises(eq.InvalidInput, match="whose loss is in JAX"):
         eqb.sgmcmc(tuning, eq.glm("poisson"))
+
+
+def test_parameters_that_are_held_stay_usable_in_their_precision() -> None:
+    """Arrays that are constants of a loss in float64 are not spoilt for the user's own float32 functions."""
+    held = np.linspace(0.5, 1.5, 2)
+
+    def row_loss(params, row):
+        return 0.5 * (row["y"] - (params["a"] * params["w"]) @ row["x"]) ** 2
+
+    model = eq.Model(row_loss, init={"a": 0.0, "w": held}, trainable={"a": True, "w": False}, prior_precision=1.0)
+    found = eq.fit(model, DATA)
+    for array in (held, found.params["w"]):
+        assert jax.jit(lambda x: x + 1.0)(array).dtype == jnp.float32

@@ -362,6 +362,24 @@ def test_parts_of_a_network_and_datasets() -> None:
     assert eqt.Model(frozen, CE, prior_precision=1.0).structure.dim == 18
 
 
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseWarning")
+def test_a_subspace_of_a_network() -> None:
+    """Curvature in the span of a few directions, regulariser included; draws of all weights from coordinates."""
+    net = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+    model = eqt.Model(net, loss, prior_precision=2.0)
+    fit = eq.fit(model, (X, Y))
+    H = eq.moments(model, (X, Y), fit).hessian
+    small = eq.subspace(model, (X, Y), fit, rank=3, of="curvature")
+    basis = small.subspace[1]
+    np.testing.assert_allclose(np.diag(basis @ H @ basis.T), np.linalg.eigvalsh(H)[::-1][:3], rtol=1e-6)
+    inside = eq.moments(small, (X, Y), np.zeros(3))
+    np.testing.assert_allclose(inside.hessian, basis @ H @ basis.T, atol=1e-8)
+    cal = eq.calibrate(small, (X, Y), target="posterior", ess=50, chains=2, fidelity=0.0, progress=False)
+    whole = cal.chains.tree()["0.weight"]
+    assert whole.shape == (*cal.draws.shape[:2], 4, 2)
+    np.testing.assert_allclose(whole.reshape(-1, 8), (fit.theta + cal.chains.flat() @ basis)[:, :8], atol=1e-10)
+
+
 def test_a_regulariser_of_ones_own() -> None:
     gaussian = eqt.Model(linear(), loss, prior_precision=PRECISION)
     own = eqt.Model(

@@ -107,7 +107,7 @@ class _Program:
         self.model, self.plate = model, plate
         with jax.enable_x64(True):
             self.given = jax.tree.map(lambda a: jnp.asarray(a) if isinstance(a, np.ndarray) else a, (args, kwargs))
-            jax.eval_shape(self._look)  # nothing is computed for it
+            jax.eval_shape(jax.jit(self._look))  # nothing is computed for it
         paths, self.tree = tree_flatten_with_path((args, kwargs))
         self.leaves = [leaf for _, leaf in paths]
         self.is_row = [np.ndim(leaf) > 0 and np.shape(leaf)[0] == self.size for leaf in self.leaves]

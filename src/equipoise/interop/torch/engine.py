@@ -72,7 +72,10 @@ class TorchEngine(AutodiffEngine):
         shares = torch.full((size,), 1.0 / size, dtype=torch.float64)
         if self.lottery.weights.size:
             shares = shares * torch.from_numpy(self.lottery.weights)[index]
-        g = self._mean_slope(theta, some, shares) + functions.penalty_slope(theta) / self.task.n
+        g = (
+            self._mean_slope(theta, some, shares)
+            + torch.from_numpy(functions.penalty_gradient(theta.numpy())) / self.task.n
+        )
         if not self.task.gradient.size:
             return g
         center = torch.from_numpy(self.tuning.center.copy())

@@ -17,6 +17,7 @@ import torch
 from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, jvp, vmap
 
 from equipoise.arrays import Array
+from equipoise.models.general.functions import DIRECTIONS
 
 if TYPE_CHECKING:
     from equipoise.interop.torch.model import Model
@@ -28,9 +29,6 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
 
-# Tangents that are pushed through a module together.
-_TANGENTS = 64
-
 
 class Functions:
     """Derivatives of a model's loss over a masked block of rows."""
@@ -41,7 +39,7 @@ class Functions:
         self.basis = None if structure.basis is None else _tensor(structure.basis)
         self.origin = None if structure.origin is None else _tensor(structure.origin)
         self._threads = threading.local()
-        self.precision, self.mean = model.precision(), np.broadcast_to(model.prior_mean, structure.full)
+        self.prior, self.together = model.prior, structure.together
 
     @property
     def twin(self) -> Any:
@@ -52,13 +50,8 @@ class Functions:
 
     def each(self, theta: Any, rows: Any) -> Any:
         """The loss of every row of a block, (rows,)."""
-        whole = theta if self.basis is None else self.origin + theta @ self.basis
-        params, start = {}, 0
-        for name, shape, size in self.shapes:
-            params[name] = whole[start : start + size].reshape(shape)
-            start += size
         inputs = rows["x"] if isinstance(rows["x"], tuple) else (rows["x"],)
-        return self.model.loss(functional_call(self.twin, params, inputs), rows["y"])
+        return self.model.loss(functional_call(self.twin, self._named(theta), inputs), rows["y"])
 
     def row(self, theta: Any, row: Any) -> Any:
         """The loss of one row."""
@@ -80,17 +73,19 @@ class Functions:
 
     def hessian(self, theta: Array, rows: Any, mask: Any) -> Array:
         """The Hessian of the sum."""
-        at, slope = _tensor(theta), grad(self.total)
-        along = lambda v: jvp(lambda t: slope(t, rows, mask), (at,), (v,))[1]  # noqa: E731
-        return _array(vmap(along, chunk_size=_TANGENTS)(torch.eye(at.numel(), dtype=at.dtype)))
+        at = _tensor(theta)
+        along = lambda v: self._product(at, rows, mask, v)  # noqa: E731
+        return _array(vmap(along, chunk_size=self.together)(torch.eye(at.numel(), dtype=at.dtype)))
 
     def product(self, theta: Array, rows: Any, mask: Any, v: Array) -> Array:
         """The Hessian of the sum times a vector."""
-        slope = grad(self.total)
-        return _array(jvp(lambda t: slope(t, rows, mask), (_tensor(theta),), (_tensor(v),))[1])
+        return _array(self._product(_tensor(theta), rows, mask, _tensor(v)))
+
+    def _product(self, at: Any, rows: Any, mask: Any, v: Any) -> Any:
+        return jvp(lambda t: grad(self.total)(t, rows, mask), (at,), (v,))[1]
 
     def slopes(self, theta: Array, rows: Any, v: Array) -> Array:
-        """The derivative of every row's loss along a vector, (rows,)."""
+        """Derivatives of every row's loss along a vector, (rows,)."""
         return _array(jvp(lambda t: self.each(t, rows), (_tensor(theta),), (_tensor(v),))[1])
 
     def scores(self, theta: Array, rows: Any) -> Array:
@@ -118,60 +113,49 @@ class Functions:
         """Σ over rows of ∇³ℓ[v, v, ·] for each v, (vectors, D)."""
 
         def along(t: Any, v: Any) -> Any:
-            slope = grad(self.total)
-            bend = lambda u: jvp(lambda w: slope(w, rows, mask), (u,), (v,))[1]  # noqa: E731
-            return jvp(bend, (t,), (v,))[1]
+            return jvp(lambda u: self._product(u, rows, mask, v), (t,), (v,))[1]
 
-        return _array(vmap(along, (None, 0), chunk_size=_TANGENTS)(_tensor(theta), _tensor(vectors)))
+        return _array(
+            vmap(along, (None, 0), chunk_size=min(DIRECTIONS, self.together))(_tensor(theta), _tensor(vectors))
+        )
 
     def bend_gradient(self, theta: Array, rows: Any, mask: Any, values: Array, vectors: Array) -> Array:
         """Σ over rows of ∇ tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ."""
         return np.asarray(values) @ self.bends(theta, rows, mask, vectors)
 
-    def penalty(self, theta: Array) -> float:
+    def penalty(self, theta: Any) -> Any:
         """R(θ)."""
-        if self.model.regularizer is not None:
-            with torch.no_grad():
-                return float(self._regularizer(_tensor(theta)))
-        away, pull = self._pull(theta)
-        return float(0.5 * away @ pull)
+        if self.model.regularizer is None:
+            away = self._away(theta)
+            return 0.5 * float(away @ self.prior.times(away))
+        with torch.no_grad():
+            return float(self._regularizer(_tensor(theta)))
+
+    def penalty_gradient(self, theta: Array) -> Array:
+        """∇R."""
+        if self.model.regularizer is None:
+            return self._inward(self.prior.times(self._away(theta)))
+        return _array(grad(self._regularizer)(_tensor(theta)))
 
     def penalty_hessian(self, theta: Array) -> Array:
         """∇²R."""
         if self.model.regularizer is not None:
             return _array(hessian(self._regularizer)(_tensor(theta)))
-        basis = None if self.basis is None else self.basis.numpy()
-        if basis is None:
-            return self.precision if self.precision.ndim == 2 else np.diag(self.precision)
-        bent = basis @ self.precision if self.precision.ndim == 2 else basis * self.precision
-        return bent @ basis.T
-
-    def penalty_slope(self, theta: Any) -> Any:
-        """∇R at a tensor, for a chain's step."""
-        if self.model.regularizer is not None:
-            return grad(self._regularizer)(theta)
-        return torch.from_numpy(self.penalty_gradient(theta.numpy()))
-
-    def penalty_gradient(self, theta: Array) -> Array:
-        """∇R."""
-        if self.model.regularizer is not None:
-            return _array(grad(self._regularizer)(_tensor(theta)))
-        _, pull = self._pull(theta)
-        return pull if self.basis is None else self.basis.numpy() @ pull
-
-    def penalty_third(self, theta: Array) -> Array:
-        """∇³R, which a Gaussian prior does not have."""
-        if self.model.regularizer is None:
-            return np.broadcast_to(0.0, (theta.size,) * 3)
-        return _array(jacfwd(hessian(self._regularizer))(_tensor(theta)))
+        if self.basis is None:
+            return self.prior.hessian(theta.size)
+        return self._inward(self.prior.times(self.basis.numpy()))
 
     def penalty_product(self, theta: Array, v: Array) -> Array:
         """∇²R v."""
         if self.model.regularizer is not None:
             return _array(jvp(grad(self._regularizer), (_tensor(theta),), (_tensor(v),))[1])
-        along = v if self.basis is None else v @ self.basis.numpy()
-        bent = self.precision @ along if self.precision.ndim == 2 else self.precision * along
-        return bent if self.basis is None else self.basis.numpy() @ bent
+        return self._inward(self.prior.times(v if self.basis is None else v @ self.basis.numpy()))
+
+    def penalty_third(self, theta: Array) -> Array:
+        """∇³R, which a Gaussian prior does not have."""
+        if self.model.regularizer is None:
+            return np.zeros((theta.size,) * 3)
+        return _array(jacfwd(hessian(self._regularizer))(_tensor(theta)))
 
     def penalty_bends(self, theta: Array, vectors: Array) -> Array:
         """∇³R[v, v, ·] for each v."""
@@ -179,20 +163,26 @@ class Functions:
             return np.zeros_like(vectors)
         return np.einsum("ijk,mj,mk->mi", self.penalty_third(theta), vectors, vectors, optimize=True)
 
-    def _pull(self, theta: Array) -> tuple[Array, Array]:
-        """θ − m in all trainable scalars, and the precision times it."""
-        embedded = theta if self.basis is None else self.model.structure.embed(theta)
-        away = np.asarray(embedded) - self.mean
-        return away, self.precision @ away if self.precision.ndim == 2 else self.precision * away
+    def _away(self, theta: Array) -> Array:
+        """θ less the prior's mean, in all trainable scalars."""
+        return np.asarray(self.model.structure.embed(np.asarray(theta)) - self.prior.mean)
+
+    def _inward(self, vectors: Array) -> Array:
+        """Gradients in all trainable scalars, as those in coordinates."""
+        return vectors if self.basis is None else np.asarray(vectors @ self.basis.numpy().T)
 
     def _regularizer(self, theta: Any) -> Any:
+        assert self.model.regularizer is not None
+        return self.model.regularizer(self._named(theta))
+
+    def _named(self, theta: Any) -> dict[str, Any]:
+        """Parameters by name."""
         whole = theta if self.basis is None else self.origin + theta @ self.basis
         params, start = {}, 0
         for name, shape, size in self.shapes:
             params[name] = whole[start : start + size].reshape(shape)
             start += size
-        assert self.model.regularizer is not None
-        return self.model.regularizer(params)
+        return params
 
 
 def _mapped(f: Callable[[Any], Any], rows: Any) -> Any:

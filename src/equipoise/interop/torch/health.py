@@ -75,14 +75,17 @@ class Health:
         if len(self._kept) < 10:
             words.append(f"{len(self._kept)} draws so far, {self.burn_in:,} steps of burn-in")
         else:
-            found = self.diagnosis()
-            ratio, error = found.sd_ratio, float(np.median(found.spread_error))
+            tuning, draws = self.optimizer.tuning, self.draws[0]
+            sd = np.sqrt(np.diag(tuning.expected))
+            ratio, shift = draws.std(axis=0) / sd, (draws.mean(axis=0) - tuning.center) / sd
+            # effective draws of the slowest parameter
+            count = len(draws) / max(1.0, float(tuning.predicted.draw_times().max()) / self.thin)
             words.append(
-                f"observed/predicted standard deviation {np.median(ratio):.2f} ± {error:.2f} "
+                f"observed/predicted standard deviation {np.median(ratio):.2f} ± {np.sqrt(0.5 / count):.2f} "
                 f"({ratio.min():.2f} to {ratio.max():.2f})"
             )
-            words.append(f"mean off by {np.abs(found.shift - np.nan_to_num(found.predicted_shift)).max():.2f} sd")
-        words.append(f"gradient noise {watch.noise:.2f} of predicted")
+            words.append(f"mean within {np.abs(shift).max():.2f} ± {np.sqrt(1.0 / count):.2f} sd of the estimate")
+        words += [f"gradient noise {watch.noise:.2f} of predicted"] if watch.plain else []
         words += [f"LOOK at {name}" for name in watch.findings()]
         return "; ".join(words)
 

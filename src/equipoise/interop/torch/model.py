@@ -14,12 +14,13 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.cards import Card
-from equipoise.checks import checked_fields, finite_array, shown
+from equipoise.checks import checked_fields, shown
 from equipoise.data.observations import Columns
 from equipoise.engines.engine import Engine, Guard
 from equipoise.errors import InvalidInput
 from equipoise.interop.torch.engine import torch_engine
 from equipoise.interop.torch.functions import Functions
+from equipoise.models.general.prior import Prior, gaussian_prior
 from equipoise.models.general.problem import GeneralProblem, Padded
 from equipoise.models.general.structure import Structure, observations, trainable_structure
 from equipoise.models.problem import CUSTOM, Title
@@ -149,23 +150,10 @@ class Model(Card):
         basis = axes if self.subspace is None else axes @ self.subspace[1]
         return replace(self, subspace=(np.asarray(self.structure.embed(theta)), basis))
 
-    def precision(self) -> Array:
-        """The prior's precision of all trainable scalars: a vector, or a matrix where one was given."""
-        dim, given = self.structure.full, finite_array("prior_precision", self.prior_precision)
-        mean = finite_array("prior_mean", self.prior_mean)
-        if given.shape not in {(), (dim,), (dim, dim)} or mean.shape not in {(), (dim,)}:
-            raise InvalidInput(
-                "prior_precision, prior_mean",
-                f"a scalar, a vector ({dim},) or (precision only) a matrix ({dim}, {dim})",
-                f"shapes {given.shape}, {mean.shape}",
-                "match the flat parameters",
-            )
-        if self.regularizer is not None and (given.any() or mean.any()):
-            raise InvalidInput("regularizer", "left out when a Gaussian prior is given", "both", "give one of the two")
-        lowest = np.linalg.eigvalsh(given)[0] if given.ndim == 2 else given.min()
-        if lowest < 0.0:
-            raise InvalidInput("prior_precision", "positive semi-definite", f"{lowest:g}", "use zero for no prior")
-        return given if given.ndim == 2 else np.broadcast_to(given, dim).astype(np.float64)
+    @cached_property
+    def prior(self) -> Prior:
+        """The Gaussian prior, checked."""
+        return gaussian_prior(self.structure, self.prior_precision, self.prior_mean, self.regularizer is None)
 
     def _chosen(self, name: str) -> bool:
         """Whether a parameter varies."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import jax
 import numpy as np
@@ -128,7 +129,9 @@ class Structure:
 
     def shaped(self, full: Array | jax.Array) -> Tree:
         """The same for vectors of all trainable scalars."""
-        leaves, start, shapes = list(self.leaves), 0, iter(self.trained)
+        # copies for the user: JAX remembers an array that was a constant in float64 as such, also where they have float32
+        leaves = [_own(leaf) for leaf in self.leaves] if isinstance(full, np.ndarray) else list(self.leaves)
+        start, shapes = 0, iter(self.trained)
         for k, varies in enumerate(self.varies):
             if varies:
                 shape = next(shapes)[1]
@@ -238,7 +241,7 @@ def trainable_structure(init: Tree, trainable: Tree) -> Structure:
         varies = jax.tree.leaves(spread)
     leaves, variables = [], []
     for name, (_, leaf), chosen in zip(names, paths, varies, strict=True):
-        array = _leaf(name, leaf) if chosen else leaf
+        array = _leaf(name, leaf) if chosen else _own(leaf)
         leaves.append(array)
         if chosen:
             variables.append((name, np.shape(array)))
@@ -291,6 +294,11 @@ def _finite(flat: Array) -> Array:
     if not np.isfinite(flat).all():
         raise InvalidInput("params", "finite", "NaN or infinity", "pass fit.params")
     return flat
+
+
+def _own(leaf: Any) -> Any:
+    """A copy of an array."""
+    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
 def _leaf(name: str, leaf: object) -> Array:
