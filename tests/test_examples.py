@@ -59,7 +59,10 @@ def test_sgld_step(tmp_path) -> None:
     """A guess is off by what was predicted, the matrix is not."""
     out = run(tmp_path, "sgld_step.py", "figure.svg")
     assert (tmp_path / "figure.svg").exists()
-    found = [[float(word.strip(",();")) for word in line.split() if word.strip(",();").replace(".", "").isdigit()] for line in out.splitlines()]
+    found = [
+        [float(word.strip(",();")) for word in line.split() if word.strip(",();").replace(".", "").isdigit()]
+        for line in out.splitlines()
+    ]
     for first, second, *predicted in (line[-5:-1] for line in found):
         assert abs(first / predicted[0] - 1.0) < 0.1
         assert abs(second / predicted[1] - 1.0) < 0.1
