@@ -197,7 +197,7 @@ def test_a_row_is_whitened_alike_in_any_company():
             whitener = Whitener(loss, Plain(), root, center, np.empty(0), table, room)
             source, first = as_rows((rows, y[order] if rows is not x else y)), 0
             for last in pieces:
-                whitener.put(first, source.take(slice(first, last)), slice(first, last))
+                whitener.put(slice(first, last), source.take(slice(first, last)), np.empty(0))
                 first = last
             tables.append(table)
         for table in tables[1:]:

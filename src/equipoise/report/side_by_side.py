@@ -193,6 +193,7 @@ def compare_fits(
     Examples
     --------
     >>> import equipoise as eq
+    >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> x = np.column_stack([np.ones(300), rng.normal(size=300)])
     >>> y = rng.poisson(np.exp(x @ [0.5, 0.3]))

@@ -53,7 +53,7 @@ class Model(Card):
 
     Examples
     --------
-    >>> import jax.numpy as jnp
+    >>> import numpy as np
     >>> model = Model(lambda p, o: (o["y"] - p["a"] - p["b"] * o["x"]) ** 2 / 2, init={"a": 0.0, "b": 0.0})
     >>> problem = model.bind({"x": np.arange(4.0), "y": 1.0 + 2.0 * np.arange(4.0)})
     >>> problem.names
