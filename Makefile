@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 
-.PHONY: setup demo test test-slow test-torch test-browser lint format types docs coverage-study posteriors bench bench-peers reproduce dist test-pythons clean
+.PHONY: setup demo test test-slow test-studies test-torch test-browser lint format types docs coverage-study posteriors bench bench-peers reproduce dist test-pythons clean
 
 setup: $(STAMP)
 
@@ -26,10 +26,13 @@ types: setup
 	$(BIN)/mypy
 
 test: lint types
-	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow"
+	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m "not slow and not study"
 
 test-slow: setup
 	$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m slow
+
+test-studies: setup
+	$(BIN)/pytest -n $(WORKERS) -m study
 
 test-torch: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[torch]"
@@ -78,7 +81,7 @@ test-pythons:
 	@for python in $(PYTHONS); do \
 	  if $$python -c "" 2>/dev/null; then \
 	    echo "== $$python" && $(MAKE) --no-print-directory setup VENV=.venv-$$python PYTHON=$$python \
-	      && .venv-$$python/bin/pytest -n $(WORKERS) --dist loadgroup -m "not slow" -p no:cacheprovider || exit 1; \
+	      && .venv-$$python/bin/pytest -n $(WORKERS) --dist loadgroup -m "not slow and not study" -p no:cacheprovider || exit 1; \
 	  else echo "== $$python is not here: skipped"; fi; \
 	done
 

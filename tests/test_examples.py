@@ -37,7 +37,7 @@ def test_network(tmp_path) -> None:
     assert "calibrated: True" in out
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_digits(tmp_path) -> None:
     pytest.importorskip("jax")
     out = run(tmp_path, "digits.py", "--ess", "50", "--epochs", "20")

@@ -294,7 +294,7 @@ def test_no_matrix_of_all_parameters_is_made() -> None:
     assert next(iter(chains.trees(size=2)))["c"].shape == (2, hidden, hidden)
 
 
-@pytest.mark.slow
+@pytest.mark.study
 def test_a_million_parameters_within_four_gigabytes() -> None:
     script = Path(__file__).parents[2] / "benchmarks" / "subspace.py"
     run = subprocess.run(
