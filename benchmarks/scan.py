@@ -16,6 +16,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -192,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=float, default=1e7)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/equipoise-scan"))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "equipoise-scan")
     parser.add_argument("--only", help="print the figures of the run ('run') or of a peer, and write nothing")
     parser.add_argument("--peers", action="store_true", help="time the others too")
     options = parser.parse_args()
