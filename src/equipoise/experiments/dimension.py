@@ -172,7 +172,9 @@ def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
         axis.set(xscale="log", yscale="log", xlabel=SYMBOLS[panel], title=panel)
         axis.set_xticks(x, [c.method for c in first], minor=False)
         axis.set_xticks([], minor=True)
-        axis.legend(frameon=False, fontsize=7)
+        axis.legend(frameon=False, fontsize=7, loc="upper left")
+    low, high = figure.axes[0].get_ylim()
+    figure.axes[0].set_ylim(low, 20.0 * high)  # room for the legends
     figure.axes[0].set_ylabel("distance between chain and proxy")
 
 
