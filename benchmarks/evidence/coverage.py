@@ -65,7 +65,7 @@ def study(family: str, rows: int, replicates: range) -> dict[str, Any]:
 
 def _count(totals: dict[str, Any], name: str, ends: Any) -> None:
     """Add the hits of one table of intervals."""
-    hit = (ends["lower"].to_numpy() <= BETA) & (BETA <= ends["upper"].to_numpy())
+    hit = (ends["lower"].to_numpy() <= BETA) & (ends["upper"].to_numpy() >= BETA)
     before = totals.setdefault(name, {"intervals": 0, "hits": [0] * len(BETA), "share": 0.0, "share squared": 0.0})
     share = float(hit.mean())
     totals[name] = {
