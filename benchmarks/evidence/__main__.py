@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.evidence import coverage, ranks
+from benchmarks.evidence import coverage, page, ranks
 from benchmarks.evidence.ledger import Ledger
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -21,6 +21,9 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=np.inf, help="stop after so many; the next run goes on")
     parser.add_argument("--results", type=Path, default=_ROOT / "benchmarks" / "results")
     options = parser.parse_args()
+    if options.what == "page":
+        print(*page.write(options.results, _ROOT / "docs"), sep="\n")
+        return
     study = {"coverage": coverage, "ranks": ranks}[options.what]
     study.run(Ledger(options.results / f"{options.what}.json", study.SETTINGS), options.replicates, options.minutes)
 

@@ -23,7 +23,9 @@ from benchmarks.evidence.designs import BETA, FAMILIES, SHAPE, SIZE, covariates,
 from benchmarks.evidence.ledger import Ledger
 from equipoise.arrays import Array
 
-__all__ = ["KEPT", "QUANTITIES", "ROWS", "SAMPLERS", "SETTINGS", "log_likelihood", "run", "study", "uniformity"]
+__all__ = [
+    "KEPT", "QUANTITIES", "ROWS", "SAMPLERS", "SETTINGS", "departure", "log_likelihood", "run", "study", "uniformity",
+]  # fmt: skip
 
 ROWS, KEPT, FIDELITY, ESS = (50, 200), 99, 0.95, 500
 BLOCK = 50  # data sets between two writes
@@ -118,11 +120,11 @@ def uniformity(counts: list[int] | Array, simulations: int = 4000) -> dict[str, 
     seen = np.asarray(counts)
     chi2 = stats.chisquare(seen.reshape(_BINS, -1).sum(axis=1)).pvalue
     rng = np.random.default_rng(0)
-    null = _departure(rng.multinomial(seen.sum(), np.full(len(seen), 1.0 / len(seen)), simulations))
-    return {"chi2": float(chi2), "ecdf": float((1 + np.sum(null <= _departure(seen[None])[0])) / (1 + simulations))}
+    null = departure(rng.multinomial(seen.sum(), np.full(len(seen), 1.0 / len(seen)), simulations))
+    return {"chi2": float(chi2), "ecdf": float((1 + np.sum(null <= departure(seen[None])[0])) / (1 + simulations))}
 
 
-def _departure(counts: Array) -> Array:
+def departure(counts: Array) -> Array:
     """The smallest two-sided tail probability over all points of the distribution function; (simulations, ranks) → each."""
     total, points = int(counts[0].sum()), np.arange(1, counts.shape[1]) / counts.shape[1]
     below = stats.binom.cdf(np.arange(total + 1)[:, None], total, points)  # (count, point)
