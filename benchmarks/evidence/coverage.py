@@ -3,7 +3,7 @@
 Three designs per data set number (see `designs`): with a wrong variance, the chain tuned to HC0 gives HC0 and HC3 by
 `confint(kind=...)` and the quantiles of its own draws, and the posterior's closed form is the negative control; with
 clusters, CRV1 and CRV3, and HC0 is the control; with the right law, the posterior of a flat prior, quantiles or closed form
-as `confint()` itself chooses.
+as `confint()` itself chooses, and for the smallest samples of two families the same posterior without a chain (`exact`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 import equipoise as eq
 from benchmarks.evidence.designs import BETA, FAMILIES, SIZES, Simulated, simulate
+from benchmarks.evidence.exact import EXACT, exact_intervals
 from benchmarks.evidence.ledger import Ledger
 from equipoise.models.problem import Problem
 
@@ -27,7 +28,7 @@ LEVEL, ESS = 0.95, 1000
 BLOCK = 25  # data sets between two writes
 SETTINGS = {"level": LEVEL, "effective draws": ESS, "coefficients": BETA.tolist()}
 COLUMNS = ("HC0", "HC3", "CRV1", "CRV3", "posterior")
-CONTROLS = ("HC0, quantiles of the chain", "posterior, wrong variance", "HC0, clusters ignored")
+CONTROLS = ("HC0, quantiles of the chain", "posterior, wrong variance", "HC0, clusters ignored", "posterior, exact")
 
 
 def cell_name(family: str, rows: int) -> str:
@@ -84,7 +85,10 @@ def intervals_of(design: str, family: str, data: Simulated, seed: int) -> dict[s
     source = eq.data.rows(data.x, data.y, clusters=data.clusters)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", eq.EquipoiseWarning)  # of small samples: what becomes of them is counted
-        return dict(_INTERVALS[design](eq.bind(eq.glm(family), source), seed))
+        found = dict(_INTERVALS[design](eq.bind(eq.glm(family), source), seed))
+        if design == "right" and family in EXACT and len(data.y) <= SIZES[0]:
+            found["posterior, exact"] = exact_intervals(family, data, LEVEL, seed)
+        return found
 
 
 def _robust(problem: Problem, seed: int) -> Iterator[tuple[str, Any]]:

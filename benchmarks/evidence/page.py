@@ -78,7 +78,7 @@ def control_table(cells: dict[str, Any]) -> str:
     """The same for what is compared with it, and what went otherwise than well."""
     rows = [
         [f"{family}, {n:,}", *(_cell(cell, name) for name in CONTROLS),
-         f"{100 * cell['quantiles chosen'] / max(cell['posterior']['intervals'], 1):.0f} %", str(cell["flagged"]), failures(cell)]
+         f"{100 * cell['quantiles chosen'] / cell['posterior']['intervals']:.0f} %", str(cell["flagged"]), failures(cell)]
         for family in FAMILIES
         for n in SIZES
         if (cell := cells.get(cell_name(family, n)))
