@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 
-.PHONY: setup demo test test-slow test-studies test-torch test-browser lint format types docs coverage-study posteriors bench bench-peers reproduce dist test-pythons clean
+.PHONY: setup demo test test-slow test-studies test-torch test-browser lint format types docs evidence instructions posteriors bench bench-peers reproduce dist test-pythons clean
 
 setup: $(STAMP)
 
@@ -46,9 +46,15 @@ docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
 	$(BIN)/mkdocs build --quiet
 
-coverage-study: setup
-	$(BIN)/python benchmarks/interval_coverage.py
-	$(BIN)/python benchmarks/cluster_coverage.py
+# coverage of printed intervals and ranks of posterior draws: most of an hour, goes on where it was stopped
+evidence: setup
+	$(BIN)/python -m benchmarks.evidence coverage
+	$(BIN)/python -m benchmarks.evidence ranks
+	$(BIN)/python -m benchmarks.evidence page
+
+# instructions per step of the compiled kernels beside stored figures; needs valgrind
+instructions: setup
+	$(BIN)/python benchmarks/instructions.py
 
 posteriors: setup
 	$(BIN)/python benchmarks/posteriors.py

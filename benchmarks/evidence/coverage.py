@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import equipoise as eq
-from benchmarks.evidence.designs import BETA, FAMILIES, SIZES, Simulated, simulate
+from benchmarks.evidence.designs import BETA, DESIGNS, FAMILIES, SIZES, Simulated, simulate
 from benchmarks.evidence.exact import EXACT, exact_intervals
 from benchmarks.evidence.ledger import Ledger
 from equipoise.models.problem import Problem
@@ -49,11 +49,11 @@ def run(ledger: Ledger, replicates: int, minutes: float = np.inf) -> None:
         print(f"{family}, {rows} rows: {first + BLOCK} data sets", flush=True)
 
 
-def study(family: str, rows: int, replicates: range) -> dict[str, Any]:
+def study(family: str, rows: int, replicates: range, designs: tuple[str, ...] = DESIGNS) -> dict[str, Any]:
     """Totals over some data sets: hits by interval and coefficient, and what failed."""
     totals: dict[str, Any] = {"data sets": len(replicates), "failed": Counter(), "quantiles chosen": 0, "flagged": 0}
     for replicate in replicates:
-        for design in _INTERVALS:
+        for design in designs:
             try:
                 found = intervals_of(design, family, simulate(design, family, rows, replicate), replicate)
             except (eq.FitFailed, eq.InfeasibleTarget, eq.ChainDiverged) as error:
