@@ -19,6 +19,7 @@ import sys
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 __all__ = ["build", "compare", "digests", "find"]
 
@@ -26,7 +27,7 @@ _PACKAGES = ("numpy", "scipy", "numba", "pandas", "pyarrow")
 
 
 def digests() -> dict[str, str]:
-    """Of estimates, step matrix and draws of three runs: a sandwich from a table, a posterior, clustered errors."""
+    """Of estimates, step matrices and draws of three runs: a sandwich from a table, a posterior, clustered errors."""
     import numpy as np
     import pandas as pd
 
@@ -52,25 +53,24 @@ def digests() -> dict[str, str]:
 
 
 def compare(pythons: list[str]) -> list[str]:
-    """What differs between interpreters, in words; nothing if all is the same.
+    """What differs from the first of these interpreters, in words; nothing if all is the same.
 
     Other versions of a package may round otherwise: where they differ, that is among the differences.
     """
-    made = {python: _run(python) for python in pythons}
-    first, *others = made
-    differences = []
-    for python in others:
-        if made[python]["packages"] != made[first]["packages"]:
-            differences.append(f"{python}: other packages ({made[python]['packages']}, not {made[first]['packages']})")
-        for name, digest in made[first]["digests"].items():
-            if made[python]["digests"][name] != digest:
-                differences.append(f"{python}: {name} differs")
-    for python, told in made.items():
+    made = [(python, _run(python)) for python in pythons]
+    differences, first = [], made[0][1]
+    for python, told in made[1:]:
+        if told["packages"] != first["packages"]:
+            differences.append(f"{python}: other packages ({told['packages']}, not {first['packages']})")
+        differences += [
+            f"{python}: {name} differs" for name, digest in first["digests"].items() if told["digests"][name] != digest
+        ]
+    for python, told in made:
         print(f"{told['python']:8s} {len(told['digests'])} digests, {told['packages']} ({python})")
     return differences
 
 
-def _run(python: str) -> dict[str, dict[str, str]]:
+def _run(python: str) -> dict[str, Any]:
     done = subprocess.run([python, str(Path(__file__).resolve())], capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{python} failed:\n{done.stderr}")
