@@ -14,6 +14,7 @@ from equipoise.linalg import FLAT
 from equipoise.models.problem import Minimised, Problem, Yardstick
 
 __all__ = [
+    "CONVERGED",
     "Fit",
     "converged",
     "finite_or_inf",

@@ -16,7 +16,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
-from equipoise.linalg import symmetric, weighted_gram
+from equipoise.linalg import added_form, symmetric, weighted_gram
 from equipoise.models.passes import ResidualPass, counted, predictor, weighted
 from equipoise.models.problem import Relaxation, Scaled, Yardstick
 from equipoise.models.profile import require_inside
@@ -169,7 +169,7 @@ class LinearSearch:
         level = np.array([mean])
         bend = float(loss.d2(start.matched(level), level, loss.constants)[0])
         gram = symmetric(problem.source.reduce(start).gram)
-        return bend * gram / problem.source.n + problem.precision / problem.n
+        return added_form(bend * gram / problem.source.n, problem.precision / problem.n)
 
     def scaled(self) -> Scaled | None:
         """In units of the scale, for a gaussian response, or of the mean, for gamma; counts and classes have none."""

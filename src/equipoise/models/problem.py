@@ -353,6 +353,14 @@ class Problem(Protocol):
         """L, with order 1 also ∇L, with order 2 also ∇²L, from one pass over the rows."""
         ...
 
+    def product(self, theta: Array, v: Array) -> Array:
+        """∇²L v, from one pass over the rows, without the matrix."""
+        ...
+
+    def diagonal(self, theta: Array) -> Array:
+        """About the diagonal of ∇²L, all of it positive: what parameters are measured by where there is no matrix."""
+        ...
+
     def moments(self, theta: Array) -> Moments:
         """J, V, H and the curvature operator at θ, from one pass over the rows."""
         ...

@@ -58,6 +58,8 @@ class _Columns(NamedTuple):
 
 def recession(problem: LinearProblem, candidates: Sequence[Array]) -> Array | None:
     """A direction close to one of the candidates along which neither the loss of any row nor the prior ever rises."""
+    if problem.precision.ndim == 1 and problem.precision.all():
+        return None  # the prior holds every direction
     # random ones: the first rows of sorted data are like no others
     few = problem.source.sample(min(_FEW, problem.source.n), seed=None)
     likely = [d for d in candidates if _purified(problem, d, few.blocks) is not None]
@@ -74,7 +76,7 @@ def _purified(problem: LinearProblem, candidate: Array, parts: Callable[[], Iter
     norms = np.sqrt(sum((rows.x**2).sum(axis=0) for rows in parts()))
     norms = np.where(norms > 0.0, norms, 1.0)
     given = candidate * norms
-    held = _root(problem.precision / np.outer(norms, norms))
+    held = _held(problem.precision, norms)
     for _ in range(problem.dim + 3):
         direction = _standing_still(held, given)
         if not np.linalg.norm(direction) > _LEFT * np.linalg.norm(given):
@@ -98,9 +100,20 @@ def _joined(held: Array, x: Array) -> Array:
 
 def _standing_still(held: Array, direction: Array) -> Array:
     """The part of a direction that is orthogonal to all rows of a matrix."""
-    _, sizes, axes = np.linalg.svd(held)
-    taken = axes[: len(sizes)][sizes > 10.0 * len(direction) * _EPS * sizes[0]]
+    if not len(held):
+        return direction
+    _, sizes, axes = np.linalg.svd(held, full_matrices=False)
+    taken = axes[sizes > 10.0 * len(direction) * _EPS * sizes[0]]
     return direction - (taken @ direction) @ taken
+
+
+def _held(precision: Array, norms: Array) -> Array:
+    """Rows that span what a prior holds, in columns of these norms."""
+    if precision.ndim == 2:
+        return _root(precision / np.outer(norms, norms))
+    form = np.sqrt(np.maximum(precision, 0.0)) / norms
+    form = form / (form.max() or 1.0)
+    return np.diag(form)[form > np.sqrt(100.0 * len(form) * _EPS)]
 
 
 def _root(form: Array) -> Array:

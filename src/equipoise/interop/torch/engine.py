@@ -119,6 +119,6 @@ def torch_engine(problem: TorchProblem, tuning: Tuning, guard: Guard) -> TorchEn
 
 def _whole(problem: TorchProblem) -> Any:
     """All rows as tensors."""
-    parts = [block.leaves for block in problem.source.blocks()]
+    parts = [block.observed(slice(None)).leaves for block in problem.source.blocks()]
     joined = [torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)]
     return problem.tree.unflatten(joined)

@@ -210,11 +210,11 @@ class TorchProblem(GeneralProblem):
 
     def padded(self, block: Columns, length: int) -> Padded:
         """A block as PyTorch takes it, its last row repeated until it has `length`."""
-        index = np.minimum(np.arange(length), block.n - 1)
-        leaves = block.leaves if length == block.n else block.take(index).leaves
-        mask: Any = torch.from_numpy((np.arange(length) < block.n).astype(np.float64))
+        size, counts = block.height, block.counts
+        leaves = block.leaves if length == size else block.take(np.minimum(np.arange(length), size - 1)).leaves
+        mask: Any = torch.from_numpy(np.append(counts, np.zeros(length - size)))
         rows = self.tree.unflatten([torch.from_numpy(np.array(leaf)) for leaf in leaves])
-        return Padded(rows, mask, block.n)
+        return Padded(rows, mask, size, counts)
 
     def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64", touched: float = np.inf) -> Engine:
         """A loop over the module."""

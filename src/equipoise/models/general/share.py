@@ -111,10 +111,10 @@ def _gradients(whole: Whole, function: Callable[..., object]) -> Callable[[np.ra
         total, longest = np.zeros(whole.dim), 0
         with jax.enable_x64(True):
             for block in problem.source.blocks(problem.summed):
-                longest = max(longest, block.n)
+                longest = max(longest, block.height)
                 b = problem.padded(block, longest)
                 size = jax.eval_shape(values, whole.theta, b.rows).shape[1]
-                signs = rng.choice([-1.0, 1.0], size=(longest, size)) * np.asarray(b.mask)[:, None]
+                signs = rng.choice([-1.0, 1.0], size=(longest, size)) * np.sqrt(np.asarray(b.mask))[:, None]
                 total += np.asarray(pulled(whole.theta, b.rows, signs))
         if not total.any():
             raise InvalidInput(
