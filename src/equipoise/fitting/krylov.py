@@ -132,17 +132,18 @@ def ends(product: Product, dim: int, most: int, rng: np.random.Generator, away: 
     No vector is kept: eigenvalues that come back by rounding do no harm at the ends, and the vector is put together in a
     second run. The iteration ends when the smallest eigenvalue is known, or is certainly negative.
     """
+    most = min(most, dim - (0 if away is None else len(away)))
     first = _without(rng.standard_normal(dim), away)
     first /= np.linalg.norm(first)
     diagonal, beside = list[float](), list[float]()
     weights, value, largest, residual = np.ones(1), np.inf, 0.0, np.inf
-    for vector, a, b in _chain(product, first, min(most, dim), away):
+    for vector, a, b in _chain(product, first, most, away):
         del vector
         diagonal.append(a)
         beside.append(b)
         count = len(diagonal)
         over = b <= 1e-13 * max(map(abs, diagonal))
-        if count % _LOOK and count < min(most, dim) and not over:
+        if count % _LOOK and count < most and not over:
             continue
         values, turn = eigh_tridiagonal(diagonal, beside[:-1], select="i", select_range=(0, 0))
         top = eigvalsh_tridiagonal(diagonal, beside[:-1], select="i", select_range=(count - 1, count - 1))

@@ -226,7 +226,7 @@ def _spectrum(chart: _Chart, theta: Array) -> tuple[Ends, Array, float]:
     product, largest = chart.bends(theta), 0.0
     chart.told = f"looking for directions of negative curvature after {chart.steps} steps"
     for _ in range(_NAMED + 1):
-        lowest = ends(product, dim - len(flat), _SPECTRUM, rng, flat)
+        lowest = ends(product, dim, _SPECTRUM, rng, flat)
         largest = max(largest, lowest.largest)
         if abs(lowest.value) > FLAT or len(flat) == min(_NAMED, dim - 1):
             break
