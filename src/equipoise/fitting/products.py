@@ -34,6 +34,7 @@ _NEAR = 1e-2  # standard errors from the minimiser, where a step that does not l
 _ALIKE = 1e-10  # losses that differ by less than this share are told apart by their slopes
 _SYSTEM = 2000  # products for a step, at most
 _SPECTRUM = 400  # products for an end of the spectrum, at most
+_RENEWED = 8  # steps after which parameters are measured anew
 _ESCAPES = 20  # saddle points that are left
 _NAMED = 4  # flat directions that are looked for
 _ROUGH = 0.1  # residual of a system, of its right-hand side, far from the minimiser
@@ -100,7 +101,7 @@ def steered(problem: Problem, start: Array, max_iterations: int) -> Fit:
     problem, start
         What is minimised, and from where.
     max_iterations
-        A tenth of the trust region's steps before giving up.
+        A third of the trust region's steps before giving up.
 
     Returns
     -------
@@ -113,18 +114,19 @@ def steered(problem: Problem, start: Array, max_iterations: int) -> Fit:
         If it ends in a saddle point that cannot be left, or on an asymptote.
     """
     with Progress("fitting", None, problem.source.in_memory) as bar:
-        first = _Chart(problem, _scale(problem, start), bar)
-        theta = _led(first, start)
-        chart = first if theta is start else replace(first, scale=_scale(problem, theta))
+        first = _scale(problem, start)
+        chart = _Chart(problem, first, bar)
+        theta = _led(chart, start)
+        chart.scale = first if theta is start else _scale(problem, theta)
         here = chart.at(theta)
         place = _Place(theta, here, max(1.0, float(np.linalg.norm(here.gradient))))
         for _ in range(_ESCAPES + 1):
-            place = _searched(chart, place, 10 * max_iterations, _GOAL)
-            chart = replace(chart, scale=_scale(problem, place.theta))
+            place = _renewed(chart, _searched(chart, place, 3 * max_iterations, _GOAL))
             lowest, flat, largest = _spectrum(chart, place.theta)
             left = _left(chart, place, lowest)
             if left is None:
-                require_minimum(problem, np.array([lowest.value, largest]), (lowest.vector * chart.scale)[None])
+                axes = np.stack([lowest.vector * chart.scale, np.zeros(start.size)])
+                require_minimum(problem, np.array([lowest.value, largest]), axes)
                 break
             place = left
     limit = converged(problem.search.yardstick(place.theta), problem.n)
@@ -190,9 +192,19 @@ def _searched(chart: _Chart, place: _Place, most: int, goal: float) -> _Place:
         following = _moved(chart, replace(place, norm=norm), step)
         if following is None or (following.theta is place.theta and norm <= _NEAR):
             return replace(place, norm=norm)
-        chart.steps += 1
-        place = following
+        moved, place = following.theta is not place.theta, following
+        chart.steps += moved
+        if moved and chart.steps % _RENEWED == 0:
+            place = _renewed(chart, place)
     return place
+
+
+def _renewed(chart: _Chart, place: _Place) -> _Place:
+    """The same place in coordinates made for it: the curvature may be another one than at the start."""
+    before, chart.scale = chart.scale, _scale(chart.problem, place.theta)
+    change = chart.scale / before
+    here = place.here._replace(gradient=place.here.gradient * change)
+    return replace(place, here=here, radius=place.radius / float(np.median(change)))
 
 
 def _moved(chart: _Chart, place: _Place, step: Solved) -> _Place | None:
@@ -250,9 +262,9 @@ def _left(chart: _Chart, place: _Place, lowest: Ends) -> _Place | None:
     return None
 
 
-def _require_risen(first: _Chart, chart: _Chart, place: _Place, start: Array) -> None:
+def _require_risen(first: Array, chart: _Chart, place: _Place, start: Array) -> None:
     """Tell a minimum from an asymptote, where the curvature has all but vanished on the way."""
-    if not np.any(first.scale**2 < _FADED * chart.scale**2):
+    if not np.any(first**2 < _FADED * chart.scale**2):
         return
     way = (place.theta - start) / chart.scale
     curve = float(way @ chart.bends(place.theta)(way)) if way.any() else 0.0

@@ -24,10 +24,10 @@ from equipoise.fitting.smoothness import allowed, require_smooth
 from equipoise.linalg import FLAT, curvature_axes, symmetric
 from equipoise.models.problem import Derivatives, Problem
 
-__all__ = ["descend"]
+__all__ = ["FEW", "descend"]
 
 _FADED = 1e-8  # of the curvature at the start: below it, a minimum may be an asymptote
-_FEW = 300  # parameters up to which every step has its matrix
+FEW = 300  # parameters up to which every step has its matrix
 _SOME = 1500  # and up to which one is made at the end, to name every flat direction
 _POLISHING = 20  # Newton steps after the trust region
 
@@ -73,7 +73,7 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     FitFailed
         If it ends in a saddle point (the error carries the directions of negative curvature) or does not converge.
     """
-    if start.size > _FEW and problem.search.metric() is None:
+    if start.size > FEW and problem.search.metric() is None:
         return _by_products(problem, start, max_iterations)
     metric = problem.search.metric()
     frame = _Frame(problem, start, None if metric is None else whitening(problem, metric))
