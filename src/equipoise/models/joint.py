@@ -87,11 +87,11 @@ class JointSearch:
         """None is needed so close to the minimum."""
         return
 
-    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+    def explain(self, candidates: Sequence[Array], theta: Array, norm: float) -> FitFailed | None:
         """A loss that never rises along parameters alone."""
         key = next(iter(self.problem._last))
         here = self.problem.problem.at_constant(float(np.exp(np.frombuffer(key)[-1])))
-        return here.search.explain([theta[:-1] for theta in candidates])
+        return here.search.explain([direction[:-1] for direction in candidates], theta[:-1], norm)
 
 
 @dataclass(frozen=True)

@@ -168,8 +168,11 @@ class Measure(Protocol):
         """M such that dᵀMd measures steps d by what they do to the rows; None for the parameters' own units."""
         ...
 
-    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
-        """What to say when the loss never rises along a direction close to a candidate: it has no minimiser."""
+    def explain(self, candidates: Sequence[Array], theta: Array, norm: float) -> FitFailed | None:
+        """What to say when the loss never rises along a direction close to θ or a candidate: it has no minimiser.
+
+        `norm` is how far θ seems to be from one, in posterior standard deviations.
+        """
         ...
 
 

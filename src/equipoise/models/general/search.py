@@ -65,7 +65,7 @@ class GeneralSearch:
     def require_constant(self, constant: float) -> None:
         """No constant is estimated."""
 
-    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+    def explain(self, candidates: Sequence[Array], theta: Array, norm: float) -> FitFailed | None:
         """A general loss may rise again far away: nothing can be concluded."""
-        del candidates
+        del candidates, theta, norm
         return None
