@@ -53,6 +53,11 @@ class Observations(Protocol):
         """Number of rows."""
         ...
 
+    @property
+    def counts(self) -> Array:
+        """How many observations each row stands for."""
+        ...
+
     def take(self, index: Index | slice) -> Self:
         """The rows at `index`."""
         ...
@@ -225,7 +230,7 @@ def every_row(block: Observations) -> Array:
 
 def every_observation(block: Observations) -> Array:
     """One for every observation."""
-    return block.counts if isinstance(block, (Rows, LazyRows)) else np.ones(block.height)
+    return block.counts
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from equipoise.errors import InvalidInput
 from equipoise.interop.sites import SiteLayout, Sites
 from equipoise.models.general.model import Model
 from equipoise.models.general.problem import GeneralProblem
-from equipoise.models.general.structure import observations
+from equipoise.models.general.observing import observations
 
 __all__ = ["SiteProblem", "bind"]
 

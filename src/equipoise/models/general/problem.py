@@ -18,7 +18,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import whole
-from equipoise.data.observations import Columns
+from equipoise.data.fields import Columns
 from equipoise.data.scanned import Scan
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard

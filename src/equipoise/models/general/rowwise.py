@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.data.observations import Columns
+from equipoise.data.fields import Columns
 from equipoise.models.rowwise import require_below_one
 
 if TYPE_CHECKING:

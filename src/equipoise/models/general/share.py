@@ -11,6 +11,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed, InvalidInput
+from equipoise.models.general.observing import bare
 from equipoise.models.general.problem import GeneralProblem
 from equipoise.models.general.whole import Whole
 
@@ -103,7 +104,7 @@ def _gradients(whole: Whole, function: Callable[..., object]) -> Callable[[np.ra
         def of_row(observation: object) -> jax.Array:
             return jnp.ravel(jnp.asarray(function(structure.shaped(theta), observation)))
 
-        return jax.vmap(of_row)(rows)
+        return jax.vmap(of_row)(bare(rows))
 
     pulled = jax.jit(jax.grad(lambda theta, rows, signs: jnp.sum(signs * values(theta, rows))))
 
