@@ -17,11 +17,11 @@ from equipoise.data.asked import Asked
 from equipoise.data.columns import Column, column_values, learnt, level_codes, simplified
 from equipoise.data.design import Design, learnt_encoding, without_offset
 from equipoise.data.evaluation import as_numbers, evaluated, specified
+from equipoise.data.fields import Columns
 from equipoise.data.formula import require_room
 from equipoise.data.frames import require_finite, stacked
 from equipoise.data.learning import Lessons
 from equipoise.data.marks import Marks, labels_of, times_of
-from equipoise.data.fields import Columns
 from equipoise.data.recipes import Inputs, Recipe, recipe_for
 from equipoise.data.stored import Learnt
 from equipoise.data.table import require_single, typed

@@ -117,4 +117,6 @@ def _field(frame: Any, argument: str, part: Any) -> Any:
 def _require(frame: Any, argument: str, name: Any) -> None:
     if name not in frame.columns:
         known = [str(column) for column in frame.columns]
-        raise InvalidInput(argument, "a column of the table", shown(name), nearest(str(name), known) or "see its columns")
+        raise InvalidInput(
+            argument, "a column of the table", shown(name), nearest(str(name), known) or "see its columns"
+        )

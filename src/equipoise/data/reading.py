@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from equipoise.arrays import Array, Index
-from equipoise.data.arrays import Rows
 from equipoise.data.encoding import LazyRows
 from equipoise.data.learning import numbered
 from equipoise.data.parts import Part

@@ -19,10 +19,10 @@ from equipoise.data.arrays import Rows
 from equipoise.data.asked import Asked
 from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, slots_of
 from equipoise.data.encoding import column_encoder, row_encoder
+from equipoise.data.fields import Columns
 from equipoise.data.files import Found, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
-from equipoise.data.fields import Columns
 from equipoise.data.parts import Mistyped
 from equipoise.data.reading import Placed
 from equipoise.data.scanned import CHUNK, Scan, workers_for

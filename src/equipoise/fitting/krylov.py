@@ -136,7 +136,8 @@ def ends(product: Product, dim: int, most: int, rng: np.random.Generator, away: 
     first = _without(rng.standard_normal(dim), away)
     first /= np.linalg.norm(first)
     diagonal, beside = list[float](), list[float]()
-    weights, value, largest, residual = np.ones(1), np.inf, 0.0, np.inf
+    weights: Array = np.ones(1)
+    value, largest, residual = np.inf, 0.0, np.inf
     for vector, a, b in _chain(product, first, most, away):
         del vector
         diagonal.append(a)
@@ -147,7 +148,7 @@ def ends(product: Product, dim: int, most: int, rng: np.random.Generator, away: 
             continue
         values, turn = eigh_tridiagonal(diagonal, beside[:-1], select="i", select_range=(0, 0))
         top = eigvalsh_tridiagonal(diagonal, beside[:-1], select="i", select_range=(count - 1, count - 1))
-        value, weights, largest = float(values[0]), turn[:, 0], float(top[0])
+        value, weights, largest = float(values[0]), np.asarray(turn[:, 0], dtype=np.float64), float(top[0])
         residual = abs(b * float(weights[-1]))
         if over or residual <= _SETTLED * max(abs(value), FLAT) or value < -max(FLAT, 2.0 * residual):
             break
@@ -157,9 +158,7 @@ def ends(product: Product, dim: int, most: int, rng: np.random.Generator, away: 
     return Ends(value, found / np.linalg.norm(found), residual, largest)
 
 
-def _chain(
-    product: Product, first: Array, most: int, away: Array | None
-) -> Iterator[tuple[Array, float, float]]:
+def _chain(product: Product, first: Array, most: int, away: Array | None) -> Iterator[tuple[Array, float, float]]:
     """Vectors of Lanczos' method, each with its diagonal entry and the one beside."""
     before, vector, b = np.zeros_like(first), first, 0.0
     for _ in range(most):

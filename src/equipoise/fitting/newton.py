@@ -199,7 +199,7 @@ def _next(problem: Minimised, place: _Place, keep: bool) -> _Place | None:
             newton = place.map._replace(fresh=False)
             if here.hessian.size:
                 newton = _newton_map(problem, here.hessian)
-            elif wide:
+            elif wide and isinstance(problem, Problem):
                 newton = _sharpened(problem, theta, place.map)
             # far from the minimiser, the rows' scores spread as much as they are wrong
             known = place.yard if keep or place.near else None

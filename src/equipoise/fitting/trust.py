@@ -104,9 +104,7 @@ def _require_start(*parts: float | Array) -> None:
         )
 
 
-def _certified(
-    frame: _Frame, z: Array, iterations: int, value: float, bends: Array, start: Array | None = None
-) -> Fit:
+def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Array, start: Array | None = None) -> Fit:
     """Polish a point that a search ended at, and say what is known of it.
 
     Parameters

@@ -230,7 +230,7 @@ def _least_squares(gram: Array, right: Array) -> Array:
             return np.asarray(cho_solve(cho_factor(gram), right))
         except LinAlgError:
             pass  # columns may be collinear, which is named later
-    return np.linalg.lstsq(gram, right, rcond=None)[0]
+    return np.asarray(np.linalg.lstsq(gram, right, rcond=None)[0], dtype=np.float64)
 
 
 def _beyond(problem: LinearProblem) -> FitFailed:

@@ -216,9 +216,7 @@ class GeneralCurvature:
                 weights = (
                     np.ones(b.size) if self.drawn is None else self.drawn.emphasis(self._leverage(b, self.drawn, J))
                 )
-                parts.append(
-                    (g @ basis, basis.T @ J @ basis, _turned(T, basis), weights, b.counts / some.source.n)
-                )
+                parts.append((g @ basis, basis.T @ J @ basis, _turned(T, basis), weights, b.counts / some.source.n))
             prior = _turned(functions.penalty_third(self.theta), basis) / some.n
         g, J, T, weights, share = (np.concatenate(column) for column in zip(*parts, strict=True))
         return FullExpansion(g, J, T, weights, share, prior)

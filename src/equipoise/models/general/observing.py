@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from equipoise.arrays import Array
 from equipoise.checks import finite_array
 from equipoise.data.arrays import require_weights
-from equipoise.data.marks import marked
 from equipoise.data.fields import Columns
+from equipoise.data.marks import marked
 from equipoise.data.observed import Observations
 from equipoise.data.observed import observations as beside
 from equipoise.data.scanned import Scan
@@ -70,7 +70,10 @@ def observations(data: Tree) -> tuple[Columns | Scan[Columns], jax.tree_util.PyT
 def _scanned(data: Scan[Columns]) -> tuple[Scan[Columns], jax.tree_util.PyTreeDef]:
     if data.design is not None:
         raise InvalidInput(
-            "data", "a scan of columns for a loss of your own", "one with a formula", "use eq.data.scan(..., columns=...)"
+            "data",
+            "a scan of columns for a loss of your own",
+            "one with a formula",
+            "use eq.data.scan(..., columns=...)",
         )
     encoder: Any = data.encoder
     tree = jax.tree.structure(dict.fromkeys(encoder.shape, 0))

@@ -296,7 +296,7 @@ class GeneralProblem(Card):
         if storage != "float64":
             raise InvalidInput("storage", "float64 for a loss of your own", repr(storage), "leave it out")
         away = self.source if isinstance(self.source, Scan) and not _held(self.source, tuning, touched) else None
-        some = (self.source.blocks() if away is None else [away.take(slice(0, _SOME))])
+        some = self.source.blocks() if away is None else [away.take(slice(0, _SOME))]
         parts = [part.observed(slice(None)).leaves for part in some]
         with jax.enable_x64(True):
             joined = [jnp.asarray(np.concatenate(column)) for column in zip(*parts, strict=True)]
