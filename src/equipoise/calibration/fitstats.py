@@ -195,7 +195,7 @@ def _null(problem: LinearProblem, sums: _Sums) -> tuple[LinearProblem, Array]:
         problem,
         model=replace(problem.model, prior_precision=np.zeros(()), prior_mean=np.zeros(())),
         source=Changed(problem.source, _Bare(0.0 if nothing else 1.0), ("Intercept",)),
-        precision=np.zeros((1, 1)),
+        precision=np.zeros(1),
         mean=np.zeros(1),
     )
     if nothing:
