@@ -16,6 +16,7 @@ from scipy.linalg import cho_factor, cho_solve
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, converged, polished, require_bounded, require_converged
+from equipoise.linalg import FLAT
 from equipoise.models.problem import Derivatives, Minimised, Yardstick
 
 __all__ = ["Rough", "minimise", "whitening"]
@@ -31,7 +32,6 @@ _UNSEEN = 2e-10  # standard errors that a step taken unseen may leave
 _DOUBT = 4.0  # times what is predicted
 _SUSPECT = 10  # steps after which it is asked at every one whether there is a minimiser
 _EPS = float(np.finfo(np.float64).eps)
-_SINGULAR = 1e-14  # smallest eigenvalue of a Hessian scaled to unit diagonal: of exactly collinear columns, up to 2e-15
 
 
 class Rough(NamedTuple):
@@ -210,6 +210,11 @@ class _Unit(NamedTuple):
     values: Array
     axes: Array
 
+    @property
+    def singular(self) -> bool:
+        """Whether some direction counts as flat."""
+        return bool(self.values[0] <= FLAT * self.values[-1])
+
 
 def _unit(H: Array) -> _Unit:
     """A positive semi-definite matrix in its own units."""
@@ -225,7 +230,7 @@ def _unit(H: Array) -> _Unit:
 def whitening(problem: Minimised, metric: Array) -> Array:
     """T with TᵀMT = I; raises when columns are collinear."""
     unit = _unit(metric)
-    if unit.values[0] <= _SINGULAR:
+    if unit.singular:
         raise _collinear(problem, unit)
     return unit.axes / np.sqrt(unit.values) / unit.scale[:, None]
 
@@ -234,10 +239,10 @@ def _newton_map(problem: Minimised, H: Array, own: bool = True) -> _Map:
     """The map of a Hessian; raises when it is singular."""
     unit = _unit(H)
     matrix, scale, values, axes = unit
-    if values[0] <= _SINGULAR:
+    if unit.singular:
         metric = problem.search.metric()
         level = unit if metric is None else _unit(metric)
-        raise _collinear(problem, level) if level.values[0] <= _SINGULAR else _level(axes[:, :1].T / scale)
+        raise _collinear(problem, level) if level.singular else _level(axes[:, :1].T / scale)
     factor = cho_factor(matrix)
     condition = float(values[-1] / values[0])
     return _Map(lambda g: -cho_solve(factor, g / scale) / scale, axes[:, 0] / scale, condition, own, fresh=True)

@@ -48,10 +48,25 @@ def step_matrix(step: ArrayLike, dim: int, name: str = "step") -> Array:
         )
     if a.ndim == 1:
         a = np.diag(a)
-    scale = np.abs(a).max()
-    if not np.isfinite(scale) or np.abs(a - a.T).max() > 1e-8 * scale or np.linalg.eigvalsh(a)[0] <= 0.0:
+    if not _positive(a):
         raise InvalidInput(name, "symmetric positive definite", shown(step), "use eq.tune, or a positive scalar")
     return symmetric(a)
+
+
+def _positive(a: Array) -> bool:
+    """Whether a matrix is symmetric and positive definite, whatever the units of its parameters."""
+    diagonal = np.diag(a)
+    if not (np.isfinite(a).all() and diagonal.min() > 0.0):
+        return False
+    root = np.sqrt(diagonal)
+    unit = a / root / root[:, None]
+    if np.abs(unit - unit.T).max() > 1e-8:
+        return False
+    try:
+        np.linalg.cholesky(unit)
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
