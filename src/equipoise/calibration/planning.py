@@ -330,7 +330,7 @@ def _choose(
         noise = "completed" if moves.completed else "langevin"
         given = None if moves.fidelity == "auto" or not moves.fidelity else float(moves.fidelity)
         if sampler == "gaussian" and len(found.quiet):  # no chain is run, and SGD could not be
-            dynamics, noise = moves.control_variate(dynamics.batch_size, "independent"), "completed"
+            dynamics, noise = moves.control_variate(found.n, "independent"), "completed"
         tuning = tune(found, matrix, dynamics, moves.proxy, moves.structure, noise=noise, fidelity=given)
         return sampler, tuning, ()
     fidelity = moves.wanted_fidelity(target.kind, problem.quadratic)

@@ -263,7 +263,8 @@ def _collinear(problem: Minimised, unit: _Unit) -> FitFailed:
     columns = tuple(name for name, v in zip(problem.names, blame, strict=True) if v > 0.1 * blame.max())
     return FitFailed(
         f"the Hessian is singular: columns {', '.join(columns)} are collinear (or constant zero). To fix: drop one of "
-        "them, subtract its mean from a column that hardly varies, or add a prior (prior_precision=...).",
+        "them, subtract its mean from a column that hardly varies, or add a prior (prior_precision=...) and use "
+        "target='posterior'.",
         columns,
     )
 

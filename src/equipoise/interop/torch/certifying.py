@@ -47,8 +47,8 @@ def certify(problem: Problem, *, tolerance: float = 0.05) -> Fit:
         flat = int((spectrum <= FAINT).sum())
         raise FitFailed(
             f"the loss does not curve upwards along {flat} direction(s) at these weights (smallest scaled eigenvalue "
-            f"{spectrum.min():.2g}). To fix: train further, add a prior (prior_precision=...), or let fewer parameters "
-            "vary (trainable=...)."
+            f"{spectrum.min():.2g}). To fix: train further, add a prior (prior_precision=...) and use target='posterior', or "
+            "let fewer parameters vary (trainable=...)."
         )
     distance = float(np.sqrt(problem.n * found.gradient @ np.linalg.solve(found.hessian, found.gradient)))
     if not distance <= tolerance:
