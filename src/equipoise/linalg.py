@@ -98,7 +98,7 @@ def curvature_axes(H: Array) -> tuple[Array, Array]:
 def split_range(M: Array, square: Array) -> tuple[Array, Array]:
     """Vectors (rows) that span the range of a covariance, and those along which it has no variance.
 
-    Both by the threshold of `FLAT`, in units of √square: the mean squares that M was made from, of which its zeros are rounding.
+    Both by the threshold of `FLAT`, in units of √square: the mean squares M was made from, of which its zeros are rounding.
     """
     scale = np.sqrt(np.where(square > 0.0, square, 1.0))
     values, vectors = np.linalg.eigh(M / np.outer(scale, scale))

@@ -31,7 +31,7 @@ _DENSE = 150
 _KRYLOV, _RESTARTS = 24, 40
 # Relative size of the residual, and of the eigenvalue's error that follows from it, at the end; and that of a largest multiple,
 # every digit of which costs passes over the data.
-_RESIDUAL, _ERROR, _MULTIPLE = 1e-6, 1e-13, 1e-9
+_RESIDUAL, _ERROR, _MULTIPLE = 1e-6, 1e-13, 1e-6
 
 
 def spectral_radius(modes: Modes, noise: Noise) -> float:

@@ -377,7 +377,7 @@ def max_stable_step(
     Returns
     -------
     float
-        Infinite for the continuous-time proxy, zero when the Hessian is not positive definite.
+        Infinite for the continuous-time proxy, zero when the Hessian is not positive definite. To six digits where D > 12.
     """
     require_chain(moments, dynamics)
     Lam = step_matrix(1.0 if direction is None else direction, moments.dim, "direction")

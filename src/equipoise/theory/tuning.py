@@ -12,7 +12,7 @@ from scipy.linalg import cho_factor, cho_solve, eigh
 from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import checked_options, instance, is_number, one_of, shown
-from equipoise.errors import EquipoiseWarning, FitFailed, InfeasibleTarget, InvalidInput
+from equipoise.errors import EquipoiseWarning, InfeasibleTarget, InvalidInput
 from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory.completion import MARGIN, Completion, largest_fidelity_step
 from equipoise.theory.dynamics import Dynamics
