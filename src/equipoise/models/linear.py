@@ -221,6 +221,10 @@ class LinearProblem(Card):
         del theta
         return self
 
+    def within(self, theta: Array, axes: Array) -> None:
+        """A regression has one parameter for each column, and none for combinations of them."""
+        del theta, axes
+
     def flatten(self, params: object) -> Array:
         """Check and return a parameter vector."""
         theta = finite_array("params", params, "pass the fit, or fit.params")
