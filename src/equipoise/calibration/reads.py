@@ -69,21 +69,21 @@ def expected_passes(problem: Problem, target: object, moves: Moves) -> float:
     return float(fit + 1 + aim + (0 if bare else 1))
 
 
-def reads_of(problem: Problem, rows: float, sampler: str) -> Reads | None:
+def reads_of(problem: Problem, rows: float, batch_size: int, sampler: str) -> Reads | None:
     """How the files of a problem are read for so many rows of all chains; None for rows in memory."""
     source = problem.source
     if not isinstance(source, Scan):
         return None
-    pools = 0.0 if sampler == "gaussian" else _pools(source, len(problem.names), rows)
+    pools = 0.0 if sampler == "gaussian" else _pools(source, len(problem.names), rows, batch_size)
     return Reads(
         source.where, source.bytes, source.memory, source.passes, pools, source.meter.pass_seconds(source.read_rows)
     )
 
 
-def _pools(source: Scan, dim: int, rows: float) -> float:  # type: ignore[type-arg]
+def _pools(source: Scan, dim: int, rows: float, batch_size: int) -> float:  # type: ignore[type-arg]
     """Passes for so many rows: one where all rows fit, or those that are drawn."""
     size = pool_bytes(source, dim)
-    return 1.0 if source.n * size <= source.memory else pools_needed(rows, source.memory, size)
+    return 1.0 if source.n * size <= source.memory else pools_needed(source, rows, size, batch_size)
 
 
 def with_reading(problem: Problem, considered: list[Candidate]) -> list[Candidate]:
@@ -93,7 +93,9 @@ def with_reading(problem: Problem, considered: list[Candidate]) -> list[Candidat
         return considered
     each, found = source.meter.pass_seconds(source.read_rows), []
     for candidate in considered:
-        pools = _pools(source, len(problem.names), candidate.rows) + (candidate.batches == "leverage")
+        pools = _pools(source, len(problem.names), candidate.rows, candidate.batch_size) + (
+            candidate.batches == "leverage"
+        )
         note = f"{pools:,.0f} passes over the files" if pools > 1.0 and np.isfinite(pools) else candidate.note
         chain = candidate.sampler != "gaussian"
         found.append(replace(candidate, seconds=candidate.seconds + pools * each, note=note) if chain else candidate)
