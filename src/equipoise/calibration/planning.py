@@ -22,6 +22,7 @@ from equipoise.linalg import symmetric
 from equipoise.models.binding import bind, checked
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Model, Problem
+from equipoise.models.robust import moments_for
 from equipoise.models.verbs import moments, require_matrices
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
@@ -287,8 +288,11 @@ def make_plan(
     problem = problem.at_constant(fitted.constant)
     if fitted.flat is not None:
         problem, fitted = _identified(problem, fitted)
-    found = moments(problem, fitted, tuning_rows=tuning_rows, seed=seed)
-    wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim)
+    if tuning_rows is None:
+        found, known = moments_for(problem, fitted, target)
+    else:
+        found, known = moments(problem, fitted, tuning_rows=tuning_rows, seed=seed), None
+    wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim, known)
     sampler, tuning, considered = _choose(problem, found, wanted, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = tuning.predicted.draw_time(every)
