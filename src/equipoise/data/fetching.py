@@ -16,6 +16,8 @@ from equipoise.data.spill import Spill
 
 __all__ = ["by_part", "in_turn", "inside", "joined", "singly"]
 
+_SMALL = 1 << 16  # numbers that 16 bits hold
+
 
 def inside(starts: Array, numbers: NDArray[Any]) -> tuple[Index, Array]:
     """The parts in which rows of these numbers are, and the marks that find them there."""
@@ -28,7 +30,8 @@ def by_part(marks: Iterable[tuple[Index, Array]], held: int) -> Spill:
     """Marks with their numbers among all of them, under the number of the part that they are in."""
     waiting, start = Spill(held), 0
     for owner, places in marks:
-        order = np.argsort(owner, kind="stable")
+        # small whole numbers are sorted in linear time
+        order = np.argsort(owner.astype(np.uint16) if owner.size and owner.max() < _SMALL else owner, kind="stable")
         needed, first = np.unique(owner[order], return_index=True)
         for k, here in zip(needed, np.split(order, first[1:]), strict=True):
             waiting.add(int(k), (here + start, places[here]))
