@@ -22,7 +22,7 @@ from equipoise.linalg import split_range, symmetric
 from equipoise.models.binding import bind, checked
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Model, Problem
-from equipoise.models.robust import KINDS
+from equipoise.models.robust import KINDS, moments_for
 from equipoise.models.verbs import moments, require_matrices
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
@@ -289,17 +289,17 @@ def make_plan(
     problem = problem.at_constant(fitted.constant)
     if fitted.flat is not None:
         problem, fitted = _identified(problem, fitted)
-    found = moments(problem, fitted, tuning_rows=tuning_rows, seed=seed)
+    found, known = _moments(problem, fitted, target, tuning_rows, seed)
     if isinstance(target, str) and target in ("sandwich", *KINDS) and len(found.quiet):
         problem, fitted = _varied(problem, fitted, found, target)
-        found = moments(problem, fitted, tuning_rows=tuning_rows, seed=seed)
-    wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim)
+        found, known = _moments(problem, fitted, target, tuning_rows, seed)
+    wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim, known)
     sampler, tuning, considered = _choose(problem, found, wanted, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = tuning.predicted.draw_time(every)
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
     steps, batch = discard + stored * every, tuning.dynamics.batch_size
-    reads = reads_of(problem, float(length.chains) * steps * batch, sampler)
+    reads = reads_of(problem, float(length.chains) * steps * batch, batch, sampler)
     return Plan(
         model=problem.model,
         fit=fitted,
@@ -358,6 +358,15 @@ def _identified(problem: Problem, fitted: Fit) -> tuple[Problem, Fit]:
         stacklevel=4,
     )
     return restricted, replace(fitted, flat=None, theta=restricted.flatten(fitted.params))
+
+
+def _moments(
+    problem: Problem, fitted: Fit, target: Target, tuning_rows: int | None, seed: int
+) -> tuple[Moments, object]:
+    """Moments at a fit, and what was added up beside them for the target, if anything was."""
+    if tuning_rows is None:
+        return moments_for(problem, fitted, target)
+    return moments(problem, fitted, tuning_rows=tuning_rows, seed=seed), None
 
 
 def _varied(problem: Problem, fitted: Fit, found: Moments, kind: str) -> tuple[Problem, Fit]:
