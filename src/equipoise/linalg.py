@@ -26,12 +26,14 @@ __all__ = [
     "FAINT",
     "FLAT",
     "Sums",
+    "added_form",
     "blocks",
     "by_columns",
     "congruent",
     "cores",
     "curvature_axes",
     "fixed_order",
+    "form_times",
     "in_fixed_order",
     "quadratic_forms",
     "split_range",
@@ -63,6 +65,22 @@ FAINT = 1e-9
 def symmetric(a: Array) -> Array:
     """The symmetric part of a square matrix."""
     return 0.5 * (a + a.T)
+
+
+def form_times(form: Array, vectors: Array) -> Array:
+    """G v, for vectors along the first axis, of a symmetric matrix that may be given by its diagonal alone."""
+    if form.ndim == 2:
+        return form @ vectors
+    return form * vectors if vectors.ndim == 1 else form[:, None] * vectors
+
+
+def added_form(matrix: Array, form: Array) -> Array:
+    """M + G, which is written into M."""
+    if form.ndim == 2:
+        matrix += form
+    else:
+        matrix[np.diag_indices(len(matrix))] += form
+    return matrix
 
 
 def congruent(A: Array, S: Array) -> Array:

@@ -14,6 +14,7 @@ from equipoise.linalg import FAINT
 from equipoise.models.problem import Minimised, Problem, Yardstick
 
 __all__ = [
+    "CONVERGED",
     "Fit",
     "converged",
     "finite_or_inf",
@@ -123,9 +124,12 @@ def require_rise(problem: Problem, theta: Array, axes: Array, drop: float) -> No
                 )
 
 
-def require_bounded(problem: Minimised, *candidates: Array) -> None:
-    """Raise `FitFailed` when the loss never rises along one of the directions, or one close to it."""
-    failure = problem.search.explain(candidates)
+def require_bounded(problem: Minimised, theta: Array, norm: float, *candidates: Array) -> None:
+    """Raise `FitFailed` when the loss never rises along one of the directions or along θ, or one close to it.
+
+    `norm` is how far θ is from a minimiser, if there is one, in posterior standard deviations.
+    """
+    failure = problem.search.explain(candidates, theta, norm)
     if failure is not None:
         raise failure
 

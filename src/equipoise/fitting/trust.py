@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,12 +19,16 @@ from equipoise.fitting.certificate import (
     require_rise,
 )
 from equipoise.fitting.newton import whitening
+from equipoise.fitting.products import separation, steered
+from equipoise.fitting.smoothness import allowed, require_smooth
 from equipoise.linalg import FAINT, FLAT, curvature_axes, symmetric
 from equipoise.models.problem import Derivatives, Problem
 
-__all__ = ["descend"]
+__all__ = ["FEW", "descend"]
 
 _FADED = 1e-8  # of the curvature at the start: below it, a minimum may be an asymptote
+FEW = 300  # parameters up to which every step has its matrix
+_SOME = 1500  # and up to which one is made at the end, to name every flat direction
 _POLISHING = 20  # Newton steps after the trust region
 
 
@@ -68,28 +73,83 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     FitFailed
         If it ends in a saddle point (the error carries the directions of negative curvature) or does not converge.
     """
+    if start.size > FEW and problem.search.metric() is None:
+        return _by_products(problem, start, max_iterations)
     metric = problem.search.metric()
     frame = _Frame(problem, start, None if metric is None else whitening(problem, metric))
     first = frame.at(np.zeros(start.size))
-    if not all(np.isfinite(part).all() for part in first):
+    _require_start(*first)
+    z, iterations = _trusted(frame, max_iterations)
+    return _certified(frame, z, iterations, first.value, np.diag(first.hessian))
+
+
+def _by_products(problem: Problem, start: Array, max_iterations: int) -> Fit:
+    """The same for more parameters than there is time for a matrix at every step; of some more, one at the end."""
+    first = problem.derivatives(start, 1)
+    _require_start(*first)
+    found = steered(problem, start, max_iterations)
+    if start.size <= _SOME:
+        frame = _Frame(problem, found.theta, None)
+        return _certified(frame, np.zeros(start.size), found.iterations, first.value, problem.diagonal(start), start)
+    if not found.converged:
+        _require_close(problem, start, found, lambda g: separation(problem, found.theta, g))
+    return replace(found, converged=True)
+
+
+def _require_start(*parts: float | Array) -> None:
+    if not all(np.isfinite(part).all() for part in parts):
         raise FitFailed(
             "the loss or one of its derivatives is not finite at the start. To fix: start elsewhere (init=), and look for "
             "sqrt, log, or division at zero."
         )
-    z, iterations = _trusted(frame, max_iterations)
+
+
+def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Array, start: Array | None = None) -> Fit:
+    """Polish a point that a search ended at, and say what is known of it.
+
+    Parameters
+    ----------
+    frame, z
+        The point.
+    iterations
+        Steps that were taken.
+    value, bends
+        The loss at the start, and about its second derivatives there.
+    start
+        Where the search began, if not at the frame's origin.
+    """
+    problem, before = frame.problem, value
     yard = problem.search.yardstick(frame.theta(z))
     z, norm, steps = _settled(frame, z, polished(yard))
     theta, iterations = frame.theta(z), iterations + steps
-    require_converged(norm, converged(yard, problem.n), iterations)
     value, _, H = frame.at(z)
     spectrum, axes = curvature_axes(H)
+    limit = converged(yard, problem.n)
+    if not norm <= limit:
+        rough = Fit(theta, norm, False, iterations, value, np.nan)
+        began = frame.start if start is None else start
+        _require_close(problem, began, rough, lambda g: _distance(frame, spectrum, axes, g))
     axes = frame.directions(axes)
     require_minimum(problem, spectrum, axes)
-    if np.any(np.diag(H) < _FADED * np.diag(first.hessian)):
-        require_rise(problem, theta, axes[spectrum > FLAT * spectrum[-1]], first.value - value)
+    if np.any(np.diag(H) < _FADED * bends):
+        require_rise(problem, theta, axes[spectrum > FLAT * spectrum[-1]], before - value)
     flat = axes[spectrum <= FLAT * spectrum[-1]]
     found = flat if len(flat) else None
     return Fit(theta, norm, True, iterations, value, _condition(frame.own(z).hessian), flat=found)
+
+
+def _distance(frame: _Frame, spectrum: Array, axes: Array, gradient: Array) -> float:
+    """Of a gradient in the parameters, in standard errors along the directions that curve."""
+    inner = gradient if frame.basis is None else gradient @ frame.basis
+    up = spectrum > FLAT * spectrum[-1]
+    return float(np.sqrt(frame.problem.n * np.sum((axes[up] @ inner) ** 2 / spectrum[up])))
+
+
+def _require_close(problem: Problem, start: Array, found: Fit, distance: Callable[[Array], float]) -> None:
+    """Raise `FitFailed`, saying why, unless the distance to the minimiser is what the loss's own rounding leaves."""
+    require_smooth(problem, start, found.theta)
+    limit = converged(problem.search.yardstick(found.theta), problem.n)
+    require_converged(found.gradient_norm, limit + allowed(problem, found.theta, distance), found.iterations)
 
 
 def _condition(H: Array) -> float:

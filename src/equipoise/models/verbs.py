@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 from equipoise.checks import whole
 from equipoise.errors import InvalidInput
 from equipoise.files import available_memory
+from equipoise.linalg import cores
 from equipoise.models.binding import verb
 from equipoise.models.problem import CUSTOM, Problem
 from equipoise.theory.moments import Moments
@@ -16,6 +17,9 @@ from equipoise.theory.moments import Moments
 __all__ = ["Fitted", "moments", "require_matrices", "settle"]
 
 _MATRICES = 6  # of D×D numbers that are held at once where moments are taken and a step is tuned
+# Operations for each of N·D² numbers of moments, of a loss of one's own and of a linear predictor's; for each of D³ of
+# tuning; how many a core does in a second; and the hours that are too many.
+_OWN, _LINEAR, _FACTORS, _SPEED, _MOST_HOURS = 20.0, 4.0, 100.0, 2e10, 24.0
 
 
 @runtime_checkable
@@ -41,7 +45,7 @@ def settle(problem: Problem, params: object) -> tuple[Problem, object]:
 
 
 def require_matrices(problem: Problem) -> None:
-    """Refuse, before anything is computed, a problem whose D×D matrices do not fit into memory.
+    """Refuse, before anything is computed, a problem whose D×D matrices do not fit into memory, or take more than a day.
 
     Raises
     ------
@@ -50,16 +54,20 @@ def require_matrices(problem: Problem) -> None:
     """
     dim = sum(prod(shape) for _, shape in problem.layout.variables)
     needed, free = 8.0 * _MATRICES * dim * dim, available_memory()
-    if needed > free:
-        linear = "leave out columns"
+    own = problem.model.title.name == CUSTOM
+    work = (_OWN if own else _LINEAR) * float(problem.source.n) * dim**2 + _FACTORS * float(dim) ** 3
+    hours = work / (_SPEED * cores()) / 3600.0
+    if needed > free or hours > _MOST_HOURS:
+        linear = "leave out columns, or write the regression as an eq.Model and use eq.subspace; eq.fit alone takes it"
         general = (
             "use a subspace, eq.subspace(model, data, params, rank=50), or some layers alone, eq.Model(trainable=...)"
         )
         raise InvalidInput(
             "model",
-            f"one whose covariance matrices fit into the {free / 1e9:.3g} GB of memory available",
-            f"{dim:,} parameters: {needed / 1e9:,.3g} GB for {_MATRICES} matrices of {dim:,} x {dim:,}",
-            general if problem.model.title.name == CUSTOM else linear,
+            f"one whose covariance matrices fit into the {free / 1e9:.3g} GB of memory available, and take less than a day",
+            f"{dim:,} parameters: {needed / 1e9:,.3g} GB for {_MATRICES} matrices of {dim:,} x {dim:,}, and about "
+            f"{hours:,.2g} hours",
+            general if own else linear,
         )
 
 

@@ -18,11 +18,12 @@ from torch.func import functional_call, grad, grad_and_value, hessian, jacfwd, j
 
 from equipoise.arrays import Array
 from equipoise.models.general.functions import DIRECTIONS
+from equipoise.models.general.observing import Weighted, bare
 
 if TYPE_CHECKING:
     from equipoise.interop.torch.model import Model
 
-__all__ = ["Functions"]
+__all__ = ["Functions", "mapped"]
 
 with warnings.catch_warnings():
     # the first forward derivative makes torch load what it warns of as deprecated itself
@@ -55,12 +56,14 @@ class Functions:
 
     def each(self, theta: Any, rows: Any) -> Any:
         """The loss of every row of a block, (rows,)."""
-        inputs = rows["x"] if isinstance(rows["x"], tuple) else (rows["x"],)
-        return self.model.loss(functional_call(self.twin, self._named(theta), inputs), rows["y"])
+        some = bare(rows)
+        inputs = some["x"] if isinstance(some["x"], tuple) else (some["x"],)
+        found = self.model.loss(functional_call(self.twin, self._named(theta), inputs), some["y"])
+        return rows.weight * found if isinstance(rows, Weighted) else found
 
     def row(self, theta: Any, row: Any) -> Any:
         """The loss of one row."""
-        return self.each(theta, _mapped(lambda a: a[None], row)).reshape(())
+        return self.each(theta, mapped(lambda a: a[None], row)).reshape(())
 
     def total(self, theta: Any, rows: Any, mask: Any) -> Any:
         """Σ over the rows that count."""
@@ -190,8 +193,10 @@ class Functions:
         return params
 
 
-def _mapped(f: Callable[[Any], Any], rows: Any) -> Any:
+def mapped(f: Callable[[Any], Any], rows: Any) -> Any:
     """A block's tensors one by one."""
+    if isinstance(rows, Weighted):
+        return Weighted(mapped(f, rows.observation), f(rows.weight))
     x = tuple(f(a) for a in rows["x"]) if isinstance(rows["x"], tuple) else f(rows["x"])
     return {"x": x, "y": f(rows["y"])}
 

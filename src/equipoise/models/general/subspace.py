@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.checks import finite_array, instance, one_of, whole
-from equipoise.data.observations import Columns
+from equipoise.data.fields import Columns
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.linalg import FAINT
 from equipoise.models.binding import verb
