@@ -36,7 +36,7 @@ _EPS = float(np.finfo(np.float64).eps)
 _WIDE = 400  # columns from which on a matrix costs more than products with many vectors
 _SOLVED, _PRODUCTS = 1e-5, 100  # error of a step by products, of its size, and how many it may take
 _TRIED = 60  # steps of Lanczos' method for an end of a spectrum
-_SUSPICIOUS = 10.0 * FLAT  # an estimate of the smallest eigenvalue, of the largest, below which all are computed
+_SUSPICIOUS = 1e-12  # an estimate of the smallest eigenvalue, in units of the largest, below which all are computed
 
 
 class Rough(NamedTuple):
