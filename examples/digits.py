@@ -5,7 +5,7 @@ The network is trained as usual, by Adam with weight decay ("one network"). Then
 - its last layer becomes a model of its own, the layers before it held fixed: it is fitted to the end ("last layer, fitted"),
   its posterior is sampled by a calibrated chain ("last layer, chain"), and, to compare, drawn as the normal law that has the
   posterior's curvature at its minimum ("last layer, normal");
-- all weights move in a subspace of a few directions ("subspace of curvature", "subspace of a trajectory"), sampled likewise.
+- all weights move in a subspace of a few directions ("subspace of a trajectory"; `--subspaces` has others), sampled likewise.
 
 Predicted probabilities are averaged over the draws and compared on images that were not seen: accuracy, log loss, calibration
 error, and how well the entropy of a prediction tells strange images (rotated, noisy) from usual ones.
@@ -158,10 +158,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ess", type=float, default=100, help="effective draws")
     parser.add_argument("--epochs", type=int, default=60, help="epochs of training")
-    parser.add_argument("--rank", type=int, default=20, help="directions of a subspace")
-    parser.add_argument(
-        "--subspaces", nargs="*", choices=SUBSPACES, default=["subspace of curvature", "subspace of a trajectory"]
-    )
+    parser.add_argument("--rank", type=int, default=5, help="directions of a subspace")
+    parser.add_argument("--subspaces", nargs="*", choices=SUBSPACES, default=["subspace of a trajectory"])
     parser.add_argument(
         "--splits", type=int, default=1, help="splits of the images into those learnt from and those tested on"
     )

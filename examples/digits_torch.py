@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=4000, help="steps of the chain")
     parser.add_argument("--epochs", type=int, default=60, help="epochs of training")
-    parser.add_argument("--rank", type=int, default=20, help="directions of the subspace; 0 leaves it out")
+    parser.add_argument("--rank", type=int, default=5, help="directions of the subspace; 0 leaves it out")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)  # for matrices this small, threads wait longer than they work
