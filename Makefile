@@ -44,7 +44,7 @@ test-browser: setup
 
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
-	$(BIN)/mkdocs build --quiet
+	$(BIN)/mkdocs build --strict --quiet
 
 coverage-study: setup
 	$(BIN)/python benchmarks/interval_coverage.py
@@ -90,4 +90,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache build dist out
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache build dist out site
