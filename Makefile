@@ -44,7 +44,7 @@ test-browser: setup
 
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
-	$(BIN)/mkdocs build --quiet
+	$(BIN)/mkdocs build --strict --quiet
 
 # coverage of printed intervals and ranks of posterior draws: most of an hour, goes on where it was stopped
 evidence: setup
@@ -100,4 +100,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache build dist out
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache build dist out site
