@@ -17,7 +17,7 @@ from benchmarks.suite.report import write_block
 from equipoise.experiments import NAMES, reproduce
 
 ROOT = Path(__file__).resolve().parent.parent
-PICTURES = ("figure1", "figure-nn", "figure-w2")
+PICTURES = ("figure1", "figure-nn", "figure-w2", "figure-dimension")
 
 
 def claims(out: Path) -> str:

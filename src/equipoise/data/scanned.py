@@ -396,7 +396,7 @@ def _in_turn(found: Iterable[tuple[Index, Block]]) -> Block:
 
 def _singly(block: Block) -> Block:
     """Rows that each stand for one observation."""
-    return cast(Block, replace(block, frequency=None)) if isinstance(block, Rows) else block
+    return cast(Block, replace(cast(Any, block), frequency=None))
 
 
 def as_rows(data: Any) -> Rows | Scan[Rows]:
