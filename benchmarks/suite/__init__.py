@@ -21,6 +21,12 @@ NAMES = (
     "ess", "passes", "growth", "step_matrix", "columns", "cores", "rows", "cluster", "start_up",
 )  # fmt: skip
 
+# What the figures show.
+_SHOWN = {
+    "benchmarks": "Steps per second of every contender",
+    "benchmarks-scaling": "Effective draws per second, and whole runs by rows and by columns",
+}
+
 
 def run(smoke: bool, out: Path, only: list[str] | None = None) -> Path:
     """Measure, and write a JSON file with a Markdown table and plots beside it.
@@ -78,6 +84,7 @@ def write_pages(out: Path, root: Path) -> list[Path]:
     from benchmarks.suite.short import short
 
     data = json.loads(out.read_text(encoding="utf-8"))
-    pages = {root / "README.md": short(data), root / "docs" / "benchmarks.md": render(data)}
-    written = [page for page, text in pages.items() if write_block(page, text)]
-    return written + plots(data, root / "docs" / "figures" / "benchmarks.svg")
+    figures = plots(data, root / "docs" / "figures" / "benchmarks.svg")
+    shown = "".join(f"![{_SHOWN[figure.stem]}](figures/{figure.name})\n\n" for figure in figures)
+    pages = {root / "README.md": short(data), root / "docs" / "benchmarks.md": shown + render(data)}
+    return [page for page, text in pages.items() if write_block(page, text)] + figures
