@@ -29,8 +29,10 @@ def by_part(marks: Iterable[tuple[Index, Array]], held: int) -> Spill:
     """Marks with their numbers among all of them, under the number of the part that they are in."""
     waiting, start = Spill(held), 0
     for owner, places in marks:
+        if not owner.size:
+            continue
         # small whole numbers are sorted in linear time
-        order = np.argsort(owner.astype(np.uint16) if owner.size and owner.max() < _SMALL else owner, kind="stable")
+        order = np.argsort(owner.astype(np.uint16) if owner.max() < _SMALL else owner, kind="stable")
         needed, first = np.unique(owner[order], return_index=True)
         for k, here in zip(needed, np.split(order, first[1:]), strict=True):
             waiting.add(int(k), (here + start, places[here]))
