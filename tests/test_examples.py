@@ -97,6 +97,18 @@ def test_sgld_step(tmp_path) -> None:
 
 
 def test_demo(tmp_path) -> None:
-    out = run(tmp_path, "demo.py")
-    assert "The posterior's intervals are 2.7 times too narrow" in out
+    """Errors by clinic are larger where they should be, and the draws have them; every stage is timed."""
+    out = run(tmp_path, "demo.py", "--rows", "40000")
+    assert "Reminders do nothing in these data" in out
+    assert "LOOK" not in out
+    ratio = {
+        line.split("│")[1].strip(): float(line.split("│")[-2].strip(" ×")) for line in out.splitlines() if "×" in line
+    }
+    assert ratio["reminder"] > 1.2
+    assert 0.8 < ratio["age"] < 1.2
+    for stage in ("simulate", "scan", "plan", "calibrate", "report"):
+        assert f"│ {stage}" in out
     assert (tmp_path / "out" / "demo.html").exists()
+    again = run(tmp_path, "demo.py", "--rows", "40000")  # from the files of the first run
+    same = [text.partition("Calibrated")[2].partition("What it took")[0] for text in (out, again)]
+    assert same[0] == same[1]

@@ -19,9 +19,11 @@ __all__ = ["Fitted", "moments", "require_matrices", "settle"]
 _MATRICES = 6  # of D×D numbers that are held at once where moments are taken and a step is tuned
 # Seconds of D³ and of N·D²: fit, moments, tuning and its law at D = 500 and 1000 on one core.
 _CUBIC, _PER_ROW = 1.5e-8, 1e-9
-_LONG = 1.0  # hours that are told of beforehand
+_LONG, _DAY = 1.0, 24.0  # hours that are told of beforehand, and that are refused
 _GENERAL = "use a subspace, eq.subspace(model, data, params, rank=50), or some layers alone (trainable=...)"
-_LINEAR = "leave out columns, or write the loss as an eq.Model and use eq.subspace(model, data, params, rank=50)"
+_LINEAR = (
+    "leave out columns, or write it as an eq.Model and use eq.subspace(model, data, params); eq.fit alone takes it"
+)
 
 
 @runtime_checkable
@@ -47,7 +49,7 @@ def settle(problem: Problem, params: object) -> tuple[Problem, object]:
 
 
 def require_matrices(problem: Problem) -> None:
-    """Refuse, before anything is computed, a problem whose D×D matrices do not fit into memory; warn of hours of work.
+    """Refuse, before anything is computed, a problem whose D×D matrices do not fit into memory or take days; warn of hours.
 
     Raises
     ------
@@ -60,10 +62,10 @@ def require_matrices(problem: Problem) -> None:
     alternative = _GENERAL if problem.model.title.name == CUSTOM else _LINEAR
     size = f"{dim:,} x {dim:,}"
     cost = f"{_short(needed / 1e9)} GB for {_MATRICES} matrices of {size}, and about {_short(hours)} hours"
-    if needed > free:
+    if needed > free or hours > _DAY:
         raise InvalidInput(
             "model",
-            f"one whose covariance matrices fit into the {free / 1e9:.3g} GB of memory available",
+            f"one whose covariance matrices fit into the {free / 1e9:.3g} GB of memory available, and take less than a day",
             f"{dim:,} parameters: {cost}",
             alternative,
         )

@@ -23,7 +23,7 @@ import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve
 
 from equipoise.arrays import Array, Index
-from equipoise.data.observations import Columns
+from equipoise.data.fields import Columns
 from equipoise.data.scanned import Scan
 from equipoise.engines.cost import pays_to_project
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state
@@ -339,7 +339,8 @@ class Brought:
         self._hold, self._tree = hold, jax.tree.structure(task.data)
         # what is held of a row may be larger than it is: with a projection, its combinations too
         wide = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(hold(task.data))) // len(task.leaves[0])
-        height = int(min(pool_rows(task.source.memory, 2 * wide), max(1.0, task.touched)))
+        most = pool_rows(task.source.memory, 2 * wide, dynamics.batch_size)
+        height = int(min(most, max(1.0, task.touched)))
         self._leaves = [np.zeros((height, *leaf.shape[1:]), leaf.dtype) for leaf in map(np.asarray, task.leaves)]
         self._made: Held | None = None
         self.queue = Queue(task.source, dynamics, noise, height, task.touched, self._put)
