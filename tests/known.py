@@ -89,7 +89,7 @@ def sources() -> dict[str, Any]:
     x, y = misspecified("poisson", n=700, dim=3)
     frame = pd.DataFrame({"y": y, "a": x[:, 1], "b": x[:, 2]})
     weights = np.random.default_rng(0).uniform(0.5, 2.0, len(y))
-    from equipoise.data.observations import Columns
+    from equipoise.data.fields import Columns
 
     folder = Path(_FOLDER.name)
     frame["w"] = weights

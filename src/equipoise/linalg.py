@@ -23,17 +23,21 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 __all__ = [
+    "FAINT",
     "FLAT",
     "Sums",
+    "added_form",
     "blocks",
     "by_columns",
     "congruent",
     "cores",
     "curvature_axes",
     "fixed_order",
+    "form_times",
     "in_fixed_order",
     "quadratic_forms",
     "scaled_gram",
+    "split_range",
     "symmetric",
     "times_lower",
     "tree_sum",
@@ -55,13 +59,32 @@ _STRIP, _STRIPS = 128, 512
 # Columns that BLAS multiplies at a time, and how many there must be for the rest not to matter.
 _TILE, _NARROW = 4, 32
 
-# Eigenvalue of a Hessian scaled to unit diagonal, below which a direction counts as flat.
-FLAT = 1e-9
+# Eigenvalue of a Hessian scaled to unit diagonal, in units of the largest, below which a direction counts as flat: of exactly
+# collinear columns and redundant parameters it is rounding, and an eigenvalue ten times as large is known to a few percent.
+FLAT = 1e-13
+# And below which it may be what a slope that is left makes of a flat direction: that fades as the slope does.
+FAINT = 1e-9
 
 
 def symmetric(a: Array) -> Array:
     """The symmetric part of a square matrix."""
     return 0.5 * (a + a.T)
+
+
+def form_times(form: Array, vectors: Array) -> Array:
+    """G v, for vectors along the first axis, of a symmetric matrix that may be given by its diagonal alone."""
+    if form.ndim == 2:
+        return form @ vectors
+    return form * vectors if vectors.ndim == 1 else form[:, None] * vectors
+
+
+def added_form(matrix: Array, form: Array) -> Array:
+    """M + G, which is written into M."""
+    if form.ndim == 2:
+        matrix += form
+    else:
+        matrix[np.diag_indices(len(matrix))] += form
+    return matrix
 
 
 def congruent(A: Array, S: Array) -> Array:
@@ -88,10 +111,21 @@ def cores() -> int:
 def curvature_axes(H: Array) -> tuple[Array, Array]:
     """Eigenvalues of H scaled to unit diagonal, ascending, and the directions (rows) in parameters they belong to."""
     diagonal = np.abs(np.diag(H))
-    # of the whole matrix: at a saddle point the diagonal may be zero
-    scale = np.sqrt(np.maximum(diagonal, 1e-12 * max(np.abs(H).max(), 1e-200)))
+    # of the whole matrix: at a saddle point the diagonal may be zero; parameters in units 10¹⁰ apart are no such case
+    scale = np.sqrt(np.maximum(diagonal, 1e-20 * max(np.abs(H).max(), 1e-200)))
     values, vectors = np.linalg.eigh(H / np.outer(scale, scale))
     return values, vectors.T / scale
+
+
+def split_range(M: Array, square: Array) -> tuple[Array, Array]:
+    """Vectors (rows) that span the range of a covariance, and those along which it has no variance.
+
+    Both by the threshold of `FLAT`, in units of √square: the mean squares M was made from, of which its zeros are rounding.
+    """
+    scale = np.sqrt(np.where(square > 0.0, square, 1.0))
+    values, vectors = np.linalg.eigh(M / np.outer(scale, scale))
+    varies = values > FLAT * max(float(values[-1]), 1e-200)
+    return (vectors[:, varies] * scale[:, None]).T, (vectors[:, ~varies] / scale[:, None]).T
 
 
 def blocks(n: int, dim: int) -> Iterator[slice]:

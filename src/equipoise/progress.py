@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,16 +14,27 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-__all__ = ["Progress", "waiting"]
+__all__ = ["Progress", "quiet", "waiting"]
 
 _PATIENCE = 2.0
+_QUIET = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def quiet(asked: bool = True) -> Iterator[None]:
+    """Show nothing of what goes on inside, if asked."""
+    token = _QUIET.set(asked or _QUIET.get())
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
 
 
 class Progress:
     """Context manager; call `update` with the amount done so far."""
 
     def __init__(self, label: str, total: int | None, enabled: bool = True) -> None:
-        self._label, self._total, self._enabled = label, total, enabled
+        self._label, self._total, self._enabled = label, total, enabled and not _QUIET.get()
         self._began = time.perf_counter()
         self._shown: tuple[Bar, TaskID] | None = None
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from equipoise.data import observations as arrays_module
+from equipoise.data import fields as arrays_module
 from tests.known import sources
 
 SOURCES = sources()

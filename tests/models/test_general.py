@@ -15,7 +15,7 @@ from jax.flatten_util import ravel_pytree
 from scipy.special import ndtri
 
 import equipoise as eq
-from equipoise.data import observations as arrays_module
+from equipoise.data import fields as arrays_module
 from equipoise.data.source import chosen_rows
 from equipoise.models.general import curvature as curvature_module
 from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature

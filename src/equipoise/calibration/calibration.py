@@ -41,6 +41,7 @@ from equipoise.models.glm import GLM
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import CUSTOM, Model, Problem, Title
 from equipoise.models.verbs import moments
+from equipoise.progress import quiet
 from equipoise.sampling.budget import announce, require_possible
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.halving import HalfStep, halved
@@ -317,7 +318,8 @@ def calibrate(
     length = options_of(Length, options, CalibrateOptions, ess=ess, chains=chains)
     aim = options_of(Aim, options, CalibrateOptions)
     passes = expected_passes(problem, target, moves)
-    with reading(problem.source, passes, "fitting and tuning", running.progress, running.checkpoint):
+    shown = reading(problem.source, passes, "fitting and tuning", running.progress, running.checkpoint)
+    with quiet(not running.progress), shown:
         budget = make_plan(problem, target, aim, moves, length, seed, options.get("tuning_rows"))
     found, half, planned = None, None, budget.problem
     assert planned is not None  # it was just made

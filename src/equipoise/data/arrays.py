@@ -189,16 +189,16 @@ class Rows(Card):
 
 @checked_options
 def rows(
-    x: Any,
-    y: Any,
+    x: object,
+    y: object,
     *,
-    weights: Any = None,
-    frequency: Any = None,
-    offset: Any = None,
+    weights: object = None,
+    frequency: object = None,
+    offset: object = None,
     names: Sequence[str] | None = None,
-    clusters: Any = None,
-    time: Any = None,
-    trials: Any = None,
+    clusters: object = None,
+    time: object = None,
+    trials: object = None,
 ) -> Rows:
     """Check arrays (or pandas objects) and make them `Rows`.
 

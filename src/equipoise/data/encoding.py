@@ -17,11 +17,11 @@ from equipoise.data.asked import Asked
 from equipoise.data.columns import Column, column_values, learnt, level_codes, simplified
 from equipoise.data.design import Design, learnt_encoding, without_offset
 from equipoise.data.evaluation import as_numbers, evaluated, specified
+from equipoise.data.fields import Columns
 from equipoise.data.formula import require_room
 from equipoise.data.frames import require_finite, stacked
 from equipoise.data.learning import Lessons
 from equipoise.data.marks import Marks, labels_of, times_of
-from equipoise.data.observations import Columns
 from equipoise.data.recipes import Inputs, Recipe, recipe_for
 from equipoise.data.stored import Learnt
 from equipoise.data.table import require_single, typed
@@ -357,8 +357,8 @@ class ColumnEncoder:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """One name per array, sorted as JAX sorts the keys of a dictionary."""
-        return tuple(sorted(self.shape))
+        """One name per array, sorted as JAX sorts the keys of a dictionary; weights are the last."""
+        return (*sorted(self.shape), *(["weights"] if "weights" in self.asked.beside else []))
 
     @property
     def design(self) -> None:
@@ -378,9 +378,13 @@ class ColumnEncoder:
     def __call__(self, frame: pd.DataFrame, place: str) -> Columns:
         """The rows of a table that take part; `place` is where it is from."""
         with placed_in(place):
-            chosen = frame if self.whole else self.asked.taking(frame).chosen
-            leaves = tuple(self._leaf(name, chosen) for name in self.names)
-            return Columns(leaves, self.names, marks=_marks(self, frame, chosen.index))
+            part = None if self.whole and not self.asked.beside else self.asked.taking(frame)
+            chosen = frame if part is None else part.chosen
+            given = {} if part is None else part.numbers
+            leaves = [self._leaf(name, chosen) for name in sorted(self.shape)]
+            leaves += [given["weights"]] if "weights" in given else []
+            marks = _marks(self, frame, chosen.index)
+            return Columns(tuple(leaves), self.names, marks=marks, frequency=given.get("frequency"))
 
     def _leaf(self, name: str, chosen: pd.DataFrame) -> NDArray[np.generic]:
         columns, kind = self.shape[name], self.types[name]

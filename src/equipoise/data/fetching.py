@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
-from equipoise.data.arrays import Rows
 from equipoise.data.reading import Block
 from equipoise.data.spill import Spill
 
@@ -54,4 +53,4 @@ def in_turn(found: Iterable[tuple[Index, Block]]) -> Block:
 
 def singly(block: Block) -> Block:
     """Rows that each stand for one observation."""
-    return cast(Block, replace(block, frequency=None)) if isinstance(block, Rows) else block
+    return cast(Block, replace(cast(Any, block), frequency=None))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from equipoise.arrays import Array, Index
-from equipoise.data.arrays import Rows
 from equipoise.data.encoding import LazyRows
 from equipoise.data.learning import numbered
 from equipoise.data.parts import Part
@@ -51,6 +50,11 @@ class Observations(Protocol):
     @property
     def height(self) -> int:
         """Number of rows."""
+        ...
+
+    @property
+    def counts(self) -> Array:
+        """How many observations each row stands for."""
         ...
 
     def take(self, index: Index | slice) -> Self:
@@ -228,7 +232,7 @@ def every_row(block: Observations) -> Array:
 
 def every_observation(block: Observations) -> Array:
     """One for every observation."""
-    return block.counts if isinstance(block, (Rows, LazyRows)) else np.ones(block.height)
+    return block.counts
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from equipoise.data.arrays import Rows
 from equipoise.data.asked import Asked
 from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, slots_of
 from equipoise.data.encoding import column_encoder, row_encoder
+from equipoise.data.fields import Columns
 from equipoise.data.files import Found, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
-from equipoise.data.observations import Columns
 from equipoise.data.parts import Mistyped
 from equipoise.data.reading import Placed
 from equipoise.data.scanned import CHUNK, Scan, workers_for
@@ -75,7 +75,7 @@ def scan(
         As in `eq.data.table`, but for `lag()`, which looks at other rows.
     columns
         In place of a formula, for a loss of your own: `{"x": ["a", "b"], "y": "y"}` makes observations with a vector `x`
-        and a number `y`.
+        and a number `y`. `weights` and `frequency` go with it, as in `eq.data.observations`.
     weights, frequency, offset, trials
         Names of columns; see `eq.data.table`. A formula may have terms `offset(...)` too.
     clusters, time
@@ -122,9 +122,10 @@ def scan(
         missing=missing,
         context=user_functions(context),
     )
-    if shape and asked.beside:
+    unused = [name for name in asked.beside if shape and name not in {"weights", "frequency"}]
+    if unused:
         raise InvalidInput(
-            ", ".join(asked.beside), "left out with columns=", "given", "add it to columns=, for the loss to use"
+            ", ".join(unused), "left out with columns=", "given", "add it to columns=, for the loss to use"
         )
     if formula is not None and asked.parsed[1].lags:
         raise InvalidInput(

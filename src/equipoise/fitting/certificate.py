@@ -10,10 +10,11 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.errors import FitFailed
-from equipoise.linalg import FLAT
+from equipoise.linalg import FAINT
 from equipoise.models.problem import Minimised, Problem, Yardstick
 
 __all__ = [
+    "CONVERGED",
     "Fit",
     "converged",
     "finite_or_inf",
@@ -97,8 +98,8 @@ def require_converged(norm: float, limit: float, iterations: int) -> None:
 
 def require_minimum(problem: Problem, spectrum: Array, axes: Array) -> None:
     """Raise `FitFailed` at a stationary point that is not a minimum."""
-    if spectrum[0] < -FLAT:
-        negative = axes[spectrum < -FLAT]
+    if spectrum[0] < -FAINT:
+        negative = axes[spectrum < -FAINT]
         names = ", ".join(dict.fromkeys(problem.names[int(np.abs(v).argmax())] for v in negative[:3]))
         raise FitFailed(
             f"the search ended in a saddle point: the Hessian has {len(negative)} direction(s) of negative curvature, mainly "
@@ -106,7 +107,7 @@ def require_minimum(problem: Problem, spectrum: Array, axes: Array) -> None:
             "a prior.",
             directions=negative,
         )
-    if spectrum[-1] <= FLAT:
+    if spectrum[-1] <= FAINT:
         raise FitFailed("the loss does not curve along any direction. To fix: check that it depends on its parameters.")
 
 
@@ -123,9 +124,12 @@ def require_rise(problem: Problem, theta: Array, axes: Array, drop: float) -> No
                 )
 
 
-def require_bounded(problem: Minimised, *candidates: Array) -> None:
-    """Raise `FitFailed` when the loss never rises along one of the directions, or one close to it."""
-    failure = problem.search.explain(candidates)
+def require_bounded(problem: Minimised, theta: Array, norm: float, *candidates: Array) -> None:
+    """Raise `FitFailed` when the loss never rises along one of the directions or along θ, or one close to it.
+
+    `norm` is how far θ is from a minimiser, if there is one, in posterior standard deviations.
+    """
+    failure = problem.search.explain(candidates, theta, norm)
     if failure is not None:
         raise failure
 

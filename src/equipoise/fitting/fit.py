@@ -14,7 +14,8 @@ from equipoise.data.metering import reading
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
 from equipoise.fitting.newton import Rough, minimise
-from equipoise.fitting.trust import descend
+from equipoise.fitting.smoothness import NotSmooth
+from equipoise.fitting.trust import FEW, descend
 from equipoise.models.binding import verb
 from equipoise.models.problem import Joint, Problem
 
@@ -56,7 +57,8 @@ def fit(
         Newton steps before giving up.
     restarts
         For losses that need not be convex: further starts to try, the lowest loss being kept. When left out, a general
-        loss is restarted only if its own start fails, and a β-divergence is started from all its robust starts.
+        loss of up to 300 parameters is restarted only if its own start fails, one of more is not, and a β-divergence is
+        started from all its robust starts.
 
     Returns
     -------
@@ -260,11 +262,14 @@ def _lowest(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
     if restarts is not None:
         starts = starts[: 1 + whole("restarts", restarts, 0, "leave it out", "None or ")]
     elif not exhaustive:
-        starts = starts[: 1 + _RESTARTS]
+        # the weights of a network that was trained elsewhere are not found again by chance
+        starts = starts[: 1 + (_RESTARTS if starts[0].size <= FEW else 0)]
     found, failure = [], None
     for theta in starts:
         try:
             found.append(_settle(problem, theta, descend, max_iterations))
+        except NotSmooth:
+            raise  # no other start would help
         except FitFailed as error:
             failure = failure or error
         if found and not exhaustive:

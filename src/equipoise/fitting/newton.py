@@ -11,12 +11,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, converged, polished, require_bounded, require_converged
-from equipoise.models.problem import Derivatives, Minimised, Yardstick
+from equipoise.fitting.krylov import ends
+from equipoise.linalg import FLAT
+from equipoise.models.problem import Derivatives, Minimised, Problem, Yardstick
 
 __all__ = ["Rough", "minimise", "whitening"]
 
@@ -31,7 +33,10 @@ _UNSEEN = 2e-10  # standard errors that a step taken unseen may leave
 _DOUBT = 4.0  # times what is predicted
 _SUSPECT = 10  # steps after which it is asked at every one whether there is a minimiser
 _EPS = float(np.finfo(np.float64).eps)
-_SINGULAR = 1e-14  # smallest eigenvalue of a Hessian scaled to unit diagonal: of exactly collinear columns, up to 2e-15
+_WIDE = 400  # columns from which on a matrix costs more than products with many vectors
+_SOLVED, _PRODUCTS = 1e-5, 100  # error of a step by products, of its size, and how many it may take
+_TRIED = 60  # steps of Lanczos' method for an end of a spectrum
+_SUSPICIOUS = 1e-12  # an estimate of the smallest eigenvalue, in units of the largest, below which all are computed
 
 
 class Rough(NamedTuple):
@@ -43,13 +48,17 @@ class Rough(NamedTuple):
 
 
 class _Map(NamedTuple):
-    """∇L ↦ −H⁻¹∇L, where H bends least, its condition, whether it is that of all rows, and whether it was made here."""
+    """∇L ↦ −H⁻¹∇L, where H bends least, its condition, whether it is that of all rows, and whether it was made here.
+
+    `solve` is v ↦ H⁻¹v by the last matrix that was made, which is H itself but for `sharpened` maps.
+    """
 
     step: Callable[[Array], Array]
     soft: Array
     condition: float
     own: bool
     fresh: bool
+    solve: Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
@@ -139,7 +148,7 @@ def minimise(problem: Minimised, start: Array, max_iterations: int = 100, rough:
             raise FitFailed("the sample's minimiser is no better than any other start. To fix: start elsewhere.")
         for iteration in range(max_iterations + 1):
             if iteration >= _SUSPECT or place.done or (keep and place.settling):
-                require_bounded(problem, place.direction, place.theta, place.map.soft, -place.map.soft)
+                require_bounded(problem, place.theta, place.norm, place.direction, place.map.soft, -place.map.soft)
             following = None
             if keep and not place.done and place.settling:
                 place = _settled(place)
@@ -178,7 +187,8 @@ def _placed(
 
 def _next(problem: Minimised, place: _Place, keep: bool) -> _Place | None:
     """The point that a damped step leads to; None where none is better. With `keep`, a Hessian serves several steps."""
-    order, failure = 1 if keep and not place.worn else 2, None
+    wide = place.theta.size > _WIDE and place.in_memory and isinstance(problem, Problem)
+    order, failure = 1 if wide or (keep and not place.worn) else 2, None
     for longest in _LENGTHS:
         found = _line_search(problem, order, place, longest)
         if found is None and place.map.own:
@@ -186,7 +196,11 @@ def _next(problem: Minimised, place: _Place, keep: bool) -> _Place | None:
         # the step of a sample's Hessian may be no good: one made here is
         theta, here = found or (place.theta, problem.derivatives(place.theta, 2))
         try:
-            newton = _newton_map(problem, here.hessian) if here.hessian.size else place.map._replace(fresh=False)
+            newton = place.map._replace(fresh=False)
+            if here.hessian.size:
+                newton = _newton_map(problem, here.hessian)
+            elif wide and isinstance(problem, Problem):
+                newton = _sharpened(problem, theta, place.map)
             # far from the minimiser, the rows' scores spread as much as they are wrong
             known = place.yard if keep or place.near else None
             following = _placed(problem, theta, here, newton, place, known)
@@ -195,11 +209,36 @@ def _next(problem: Minimised, place: _Place, keep: bool) -> _Place | None:
         except FitFailed as singular:
             failure = singular
             soft = () if singular.directions is None else (singular.directions[0], -singular.directions[0])
-            require_bounded(problem, place.direction, theta, *soft)
+            require_bounded(problem, theta, np.inf, place.direction, *soft)
         # the loss fell to where it hardly bends, and its step leads nowhere: not so far
     if failure is not None:
         raise failure
     return following
+
+
+def _sharpened(problem: Problem, theta: Array, known: _Map) -> _Map:
+    """The map of the Hessian at θ, by conjugate gradients that an older one leads: of many columns, a matrix costs more."""
+
+    def step(gradient: Array) -> Array:
+        x, left = np.zeros_like(gradient), gradient.copy()
+        near = known.solve(left)
+        direction, size = near, float(left @ near)
+        end = _SOLVED**2 * size
+        for _ in range(_PRODUCTS):
+            image = problem.product(theta, direction)
+            curve = float(direction @ image)
+            if not curve > 0.0:
+                break
+            x += size / curve * direction
+            left -= size / curve * image
+            near = known.solve(left)
+            last, size = size, float(left @ near)
+            if not size > end:
+                break
+            direction = near + size / last * direction
+        return -x
+
+    return known._replace(step=step, own=True, fresh=False)
 
 
 class _Unit(NamedTuple):
@@ -210,37 +249,76 @@ class _Unit(NamedTuple):
     values: Array
     axes: Array
 
+    @property
+    def singular(self) -> bool:
+        """Whether some direction counts as flat."""
+        return bool(self.values[0] <= FLAT * self.values[-1])
+
 
 def _unit(H: Array) -> _Unit:
     """A positive semi-definite matrix in its own units."""
+    unit, scale = _unit_diagonal(H)
+    values, axes = np.linalg.eigh(unit)
+    return _Unit(unit, scale, values, axes)
+
+
+def _unit_diagonal(H: Array) -> tuple[Array, Array]:
+    """A matrix scaled to a unit diagonal, and by how much."""
     diagonal = np.diag(H)
     scale = np.sqrt(np.where(diagonal > 0.0, diagonal, 1.0))
     unit = H / scale / scale[:, None]
     if not np.isfinite(unit).all():
         raise _infinite()
-    values, axes = np.linalg.eigh(unit)
-    return _Unit(unit, scale, values, axes)
+    return unit, scale
 
 
 def whitening(problem: Minimised, metric: Array) -> Array:
     """T with TᵀMT = I; raises when columns are collinear."""
     unit = _unit(metric)
-    if unit.values[0] <= _SINGULAR:
+    if unit.singular:
         raise _collinear(problem, unit)
     return unit.axes / np.sqrt(unit.values) / unit.scale[:, None]
 
 
 def _newton_map(problem: Minimised, H: Array, own: bool = True) -> _Map:
     """The map of a Hessian; raises when it is singular."""
+    quick = _quick_map(H, own) if len(H) > _WIDE else None
+    if quick is not None:
+        return quick
     unit = _unit(H)
     matrix, scale, values, axes = unit
-    if values[0] <= _SINGULAR:
+    if unit.singular:
         metric = problem.search.metric()
         level = unit if metric is None else _unit(metric)
-        raise _collinear(problem, level) if level.values[0] <= _SINGULAR else _level(axes[:, :1].T / scale)
-    factor = cho_factor(matrix)
-    condition = float(values[-1] / values[0])
-    return _Map(lambda g: -cho_solve(factor, g / scale) / scale, axes[:, 0] / scale, condition, own, fresh=True)
+        raise _collinear(problem, level) if level.singular else _level(axes[:, :1].T / scale)
+    return _map_of(cho_factor(matrix), scale, axes[:, 0], float(values[-1] / values[0]), own)
+
+
+def _map_of(factor: tuple[Array, bool], scale: Array, soft: Array, condition: float, own: bool) -> _Map:
+    """The map of a matrix in units of its diagonal, by its Cholesky factor."""
+
+    def solve(v: Array) -> Array:
+        return np.asarray(cho_solve(factor, v / scale) / scale)
+
+    return _Map(lambda g: -solve(g), soft / scale, condition, own, True, solve)
+
+
+def _quick_map(H: Array, own: bool) -> _Map | None:
+    """The map of a large Hessian with an estimate of its condition; None where columns may be collinear.
+
+    All eigenvalues of 5000 columns would take minutes. Lanczos' method on the inverse finds the smallest one at once.
+    """
+    matrix, scale = _unit_diagonal(H)
+    try:
+        factor = cho_factor(matrix)
+    except LinAlgError:
+        return None
+    rng = np.random.default_rng(0)
+    inverse = ends(lambda v: -cho_solve(factor, v), len(H), _TRIED, rng)
+    largest = -ends(lambda v: -(matrix @ v), len(H), _TRIED, rng).value
+    if not -1.0 / inverse.value > _SUSPICIOUS * largest:
+        return None
+    return _map_of(factor, scale, inverse.vector, -largest * inverse.value, own)
 
 
 def _infinite() -> FitFailed:
@@ -258,7 +336,8 @@ def _collinear(problem: Minimised, unit: _Unit) -> FitFailed:
     columns = tuple(name for name, v in zip(problem.names, blame, strict=True) if v > 0.1 * blame.max())
     return FitFailed(
         f"the Hessian is singular: columns {', '.join(columns)} are collinear (or constant zero). To fix: drop one of "
-        "them, subtract its mean from a column that hardly varies, or add a prior (prior_precision=...).",
+        "them, subtract its mean from a column that hardly varies, or add a prior (prior_precision=...) and use "
+        "target='posterior'.",
         columns,
     )
 

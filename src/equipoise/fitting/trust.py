@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,12 +19,16 @@ from equipoise.fitting.certificate import (
     require_rise,
 )
 from equipoise.fitting.newton import whitening
-from equipoise.linalg import FLAT, curvature_axes, symmetric
+from equipoise.fitting.products import separation, steered
+from equipoise.fitting.smoothness import allowed, require_smooth
+from equipoise.linalg import FAINT, FLAT, curvature_axes, symmetric
 from equipoise.models.problem import Derivatives, Problem
 
-__all__ = ["descend"]
+__all__ = ["FEW", "descend"]
 
 _FADED = 1e-8  # of the curvature at the start: below it, a minimum may be an asymptote
+FEW = 300  # parameters up to which every step has its matrix
+_SOME = 1500  # and up to which one is made at the end, to name every flat direction
 _POLISHING = 20  # Newton steps after the trust region
 
 
@@ -68,34 +73,89 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     FitFailed
         If it ends in a saddle point (the error carries the directions of negative curvature) or does not converge.
     """
+    if start.size > FEW and problem.search.metric() is None:
+        return _by_products(problem, start, max_iterations)
     metric = problem.search.metric()
     frame = _Frame(problem, start, None if metric is None else whitening(problem, metric))
     first = frame.at(np.zeros(start.size))
-    if not all(np.isfinite(part).all() for part in first):
+    _require_start(*first)
+    z, iterations = _trusted(frame, max_iterations)
+    return _certified(frame, z, iterations, first.value, np.diag(first.hessian))
+
+
+def _by_products(problem: Problem, start: Array, max_iterations: int) -> Fit:
+    """The same for more parameters than there is time for a matrix at every step; of some more, one at the end."""
+    first = problem.derivatives(start, 1)
+    _require_start(*first)
+    found = steered(problem, start, max_iterations)
+    if start.size <= _SOME:
+        frame = _Frame(problem, found.theta, None)
+        return _certified(frame, np.zeros(start.size), found.iterations, first.value, problem.diagonal(start), start)
+    if not found.converged:
+        _require_close(problem, start, found, lambda g: separation(problem, found.theta, g))
+    return replace(found, converged=True)
+
+
+def _require_start(*parts: float | Array) -> None:
+    if not all(np.isfinite(part).all() for part in parts):
         raise FitFailed(
             "the loss or one of its derivatives is not finite at the start. To fix: start elsewhere (init=), and look for "
             "sqrt, log, or division at zero."
         )
-    z, iterations = _trusted(frame, max_iterations)
+
+
+def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Array, start: Array | None = None) -> Fit:
+    """Polish a point that a search ended at, and say what is known of it.
+
+    Parameters
+    ----------
+    frame, z
+        The point.
+    iterations
+        Steps that were taken.
+    value, bends
+        The loss at the start, and about its second derivatives there.
+    start
+        Where the search began, if not at the frame's origin.
+    """
+    problem, before = frame.problem, value
     yard = problem.search.yardstick(frame.theta(z))
-    z, norm, steps = _polished(frame, z, polished(yard))
+    z, norm, steps = _settled(frame, z, polished(yard))
     theta, iterations = frame.theta(z), iterations + steps
-    require_converged(norm, converged(yard, problem.n), iterations)
     value, _, H = frame.at(z)
     spectrum, axes = curvature_axes(H)
+    limit = converged(yard, problem.n)
+    if not norm <= limit:
+        rough = Fit(theta, norm, False, iterations, value, np.nan)
+        began = frame.start if start is None else start
+        _require_close(problem, began, rough, lambda g: _distance(frame, spectrum, axes, g))
     axes = frame.directions(axes)
     require_minimum(problem, spectrum, axes)
-    if np.any(np.diag(H) < _FADED * np.diag(first.hessian)):
-        require_rise(problem, theta, axes[spectrum > FLAT], first.value - value)
-    flat = axes[np.abs(spectrum) <= FLAT]
+    if np.any(np.diag(H) < _FADED * bends):
+        require_rise(problem, theta, axes[spectrum > FLAT * spectrum[-1]], before - value)
+    flat = axes[spectrum <= FLAT * spectrum[-1]]
     found = flat if len(flat) else None
     return Fit(theta, norm, True, iterations, value, _condition(frame.own(z).hessian), flat=found)
+
+
+def _distance(frame: _Frame, spectrum: Array, axes: Array, gradient: Array) -> float:
+    """Of a gradient in the parameters, in standard errors along the directions that curve."""
+    inner = gradient if frame.basis is None else gradient @ frame.basis
+    up = spectrum > FLAT * spectrum[-1]
+    return float(np.sqrt(frame.problem.n * np.sum((axes[up] @ inner) ** 2 / spectrum[up])))
+
+
+def _require_close(problem: Problem, start: Array, found: Fit, distance: Callable[[Array], float]) -> None:
+    """Raise `FitFailed`, saying why, unless the distance to the minimiser is what the loss's own rounding leaves."""
+    require_smooth(problem, start, found.theta)
+    limit = converged(problem.search.yardstick(found.theta), problem.n)
+    require_converged(found.gradient_norm, limit + allowed(problem, found.theta, distance), found.iterations)
 
 
 def _condition(H: Array) -> float:
     """Of a Hessian scaled to unit diagonal, along the directions it curves in."""
     spectrum = curvature_axes(H)[0]
-    curved = spectrum[spectrum > FLAT]
+    curved = spectrum[spectrum > FLAT * spectrum[-1]]
     return float(curved[-1] / curved[0])
 
 
@@ -121,16 +181,33 @@ def _trusted(frame: _Frame, max_iterations: int) -> tuple[Array, int]:
     return rough.x, int(rough.nit)
 
 
-def _polished(frame: _Frame, z: Array, limit: float) -> tuple[Array, float, int]:
+def _settled(frame: _Frame, z: Array, limit: float) -> tuple[Array, float, int]:
+    """Newton steps to the minimum: where, how far from zero, and how many.
+
+    A faint curvature may be real (columns that are nearly collinear), or what a slope in other directions makes of a flat one
+    (the product of two parameters). The latter fades with the slope, so that those directions are told apart, and those that
+    curve followed, once the others are at their minimum as far as rounding allows.
+    """
+    z, norm, steps = _polished(frame, z, limit, FAINT)
+    spectrum = curvature_axes(frame.at(z).hessian)[0]
+    size = np.abs(spectrum) / spectrum[-1]
+    if not np.any((size > FLAT) & (size <= FAINT)):
+        return z, norm, steps
+    z, _, more = _polished(frame, z, 0.0, FAINT)
+    z, norm, last = _polished(frame, z, limit, FLAT)
+    return z, norm, steps + more + last
+
+
+def _polished(frame: _Frame, z: Array, limit: float, faint: float) -> tuple[Array, float, int]:
     """Newton steps in the curved directions until they no longer shrink: where, how far from zero, and how many."""
     norm, steps = np.inf, 0
     for _ in range(_POLISHING):
         _, gradient, H = frame.at(z)
         spectrum, axes = curvature_axes(H)
-        up = spectrum > FLAT
+        up = spectrum > faint * spectrum[-1]
         direction = -((axes[up] @ gradient) / spectrum[up]) @ axes[up]
         # along flat directions a slope, if any, is never made up for: measure it as if they curved like the others
-        slope = axes[np.abs(spectrum) <= FLAT] @ gradient
+        slope = axes[~up & (np.abs(spectrum) <= FAINT * spectrum[-1])] @ gradient
         decrement = max(0.0, -float(gradient @ direction)) + float(slope @ slope)
         previous, norm = norm, float(np.sqrt(decrement * frame.problem.n))
         if norm <= limit or norm >= previous or not np.isfinite(frame.at(z + direction).value):

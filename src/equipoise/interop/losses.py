@@ -14,7 +14,7 @@ __all__ = ["losses"]
 
 
 def losses(problem: Problem, draws: Array) -> Array:
-    """(draws, rows)."""
+    """(draws, observations)."""
     assert isinstance(problem, GeneralProblem)  # there is no other kind without a linear predictor
     parts, longest = [], 0
     with jax.enable_x64(True):
@@ -24,7 +24,8 @@ def losses(problem: Problem, draws: Array) -> Array:
             )
         )
         for block in problem.source.blocks(len(draws)):
-            longest = max(longest, block.n)
+            longest = max(longest, block.height)
             padded = problem.padded(block, longest)
-            parts.append(np.asarray(each(jnp.asarray(draws), padded.rows))[:, : padded.size])
+            found = np.asarray(each(jnp.asarray(draws), padded.rows))[:, : padded.size]
+            parts.append(np.repeat(found, padded.counts.astype(np.int64), axis=1))
     return np.concatenate(parts, axis=1)

@@ -17,7 +17,7 @@ from equipoise.data.scanning import scan
 from equipoise.data.table import table
 from equipoise.errors import InvalidInput
 from equipoise.linalg import in_fixed_order
-from equipoise.models.problem import Model, Problem
+from equipoise.models.problem import CUSTOM, Model, Problem
 
 __all__ = ["Verb", "bind", "checked", "verb"]
 
@@ -100,7 +100,8 @@ def bind(
         beside = {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials}
         marks = {"clusters": clusters, "time": time}
         return model.bind(_tabled(data, formula, {**beside, **marks, "missing": missing, "context": context}, executor))
-    problem = model.bind(_source(data, weights, frequency, offset, trials))
+    own = model.title.name == CUSTOM
+    problem = model.bind(_source(data, own, weights, frequency, offset, trials))
     return problem if clusters is None and time is None else problem.marked(clusters, time)
 
 
@@ -127,16 +128,19 @@ def _is_large(data: object) -> bool:
     return paths or hasattr(data, "get_fragments") or is_dask(data)
 
 
-def _source(data: object, *beside: object) -> object:
-    """Data that need no formula."""
-    if isinstance(data, (str, Path)) or hasattr(data, "columns"):
+def _source(data: object, own: bool, *beside: object) -> object:
+    """Data that need no formula; a loss of the user's own takes tables as they are."""
+    table = hasattr(data, "columns") and not own
+    if isinstance(data, (str, Path)) or table:
         raise InvalidInput("formula", "given for a table", None, "pass formula='y ~ x', or (X, y) arrays")
     if any(given is not None for given in beside):
         raise InvalidInput(
             "weights, frequency, offset, trials",
             "column names that go with a formula",
             "no formula",
-            "use eq.data.rows(X, y, weights=..., frequency=..., offset=...)",
+            "use eq.data.observations(data, weights=..., frequency=...)"
+            if own
+            else "use eq.data.rows(X, y, weights=..., frequency=..., offset=...)",
         )
     return data
 

@@ -143,7 +143,7 @@ class GLM(Card):
                 "prior_precision", f"a scalar, a vector ({dim},) or a matrix ({dim}, {dim})", f"shape {given.shape}",
                 "give one entry per column of X",
             )  # fmt: skip
-        return np.diag(given) if given.ndim == 1 else symmetric(given)
+        return given if given.ndim == 1 else symmetric(given)
 
     def _mean(self, dim: int) -> Array:
         if self.prior_mean.shape not in {(), (dim,)}:

@@ -16,7 +16,7 @@ from scipy.special import gammaln
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
-from equipoise.linalg import symmetric, weighted_gram
+from equipoise.linalg import added_form, form_times, symmetric, weighted_gram
 from equipoise.models.passes import counted, predictor, weighted
 from equipoise.models.problem import Derivatives, Yardstick
 from equipoise.models.profile import constant_terms
@@ -87,11 +87,11 @@ class JointSearch:
         """None is needed so close to the minimum."""
         return
 
-    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+    def explain(self, candidates: Sequence[Array], theta: Array, norm: float) -> FitFailed | None:
         """A loss that never rises along parameters alone."""
         key = next(iter(self.problem._last))
         here = self.problem.problem.at_constant(float(np.exp(np.frombuffer(key)[-1])))
-        return here.search.explain([theta[:-1] for theta in candidates])
+        return here.search.explain([direction[:-1] for direction in candidates], theta[:-1], norm)
 
 
 @dataclass(frozen=True)
@@ -131,10 +131,10 @@ class JointProblem:
         del order
         sums, n = self._sums(theta), self.source.n
         away = theta[:-1] - self.problem.mean
-        pull = self.problem.precision @ away
+        pull = form_times(self.problem.precision, away)
         gradient, hessian = sums.gradient / n, symmetric(sums.hessian) / n
         gradient[:-1] += pull / self.n
-        hessian[:-1, :-1] += self.problem.precision / self.n
+        added_form(hessian[:-1, :-1], self.problem.precision / self.n)
         return Derivatives(sums.value / n + 0.5 * float(away @ pull) / self.n, gradient, hessian)
 
     def loss(self, theta: Array) -> float:
@@ -142,9 +142,10 @@ class JointProblem:
         (key, sums), n, prior = next(iter(self._last.items())), self.source.n, self.problem.precision
         last = np.frombuffer(key)
         moved, away = theta - last, last[:-1] - self.problem.mean
-        slope = np.append(sums.gradient[:-1] / n + prior @ away / self.n, sums.slope / n)
-        bend = symmetric(sums.hessian[:-1, :-1]) / n + prior / self.n
-        here = sums.loss / n + 0.5 * float(away @ (prior @ away)) / self.n
+        pull = form_times(prior, away)
+        slope = np.append(sums.gradient[:-1] / n + pull / self.n, sums.slope / n)
+        bend = added_form(symmetric(sums.hessian[:-1, :-1]) / n, prior / self.n)
+        here = sums.loss / n + 0.5 * float(away @ pull) / self.n
         return here + float(slope @ moved) + 0.5 * float(moved[:-1] @ (bend @ moved[:-1]))
 
     def _sums(self, theta: Array) -> JointSums:

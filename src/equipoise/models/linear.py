@@ -14,7 +14,7 @@ from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import InvalidInput
-from equipoise.linalg import Sums, in_fixed_order, symmetric
+from equipoise.linalg import Sums, added_form, form_times, in_fixed_order, symmetric
 from equipoise.models.joint import JointProblem
 from equipoise.models.layout import FlatLayout
 from equipoise.models.linear_search import LinearSearch
@@ -40,6 +40,7 @@ from equipoise.models.passes import (
     weighted,
 )
 from equipoise.models.problem import Derivatives
+from equipoise.models.products import DiagonalPass, ProductPass
 from equipoise.models.profile import profiled
 from equipoise.models.rowwise import LinearRowwise, StackedPass, StackedSums
 from equipoise.theory.bounds import BoundConstants
@@ -71,7 +72,7 @@ class LinearProblem(Card):
     n
         The full number of observations N.
     precision, mean
-        Γ and m.
+        Γ, by its diagonal (D,) where it has no other entries, and m.
     """
 
     model: GLM
@@ -140,7 +141,7 @@ class LinearProblem(Card):
         if constant is None or not self.quadratic:
             return replace(self, model=replace(model, constant=None)).settled(theta)
         away = theta - self.mean
-        share = max(0.0, loss - 0.5 * float(away @ (self.precision @ away)) / self.n)
+        share = max(0.0, loss - 0.5 * float(away @ form_times(self.precision, away)) / self.n)
         ratio = float(np.sqrt(2.0 * share * self.source.n / max(1, self.source.n - self.dim)))
         return self._at_scale(constant * ratio)
 
@@ -156,7 +157,7 @@ class LinearProblem(Card):
     def with_precision(self, gamma: float) -> Self:
         """The problem with the prior precision γI in place of its own; the prior mean is kept."""
         model = replace(self.model, prior_precision=np.asarray(gamma, dtype=np.float64))
-        return replace(self, model=model, precision=gamma * np.eye(self.dim))
+        return replace(self, model=model, precision=np.full(self.dim, float(gamma)))
 
     def without_prior(self) -> Self:
         """The mean loss of the rows alone."""
@@ -221,6 +222,10 @@ class LinearProblem(Card):
         del theta
         return self
 
+    def within(self, theta: Array, axes: Array) -> None:
+        """A regression has one parameter for each column, and none for combinations of them."""
+        del theta, axes
+
     def flatten(self, params: object) -> Array:
         """Check and return a parameter vector."""
         theta = finite_array("params", params, "pass the fit, or fit.params")
@@ -233,12 +238,23 @@ class LinearProblem(Card):
         """L, ∇L and ∇²L up to `order`, reading the rows once."""
         sums, n = self.source.reduce(LossPass(self.model, theta, order)), self.source.n
         away = theta - self.mean
-        pull = self.precision @ away
+        pull = form_times(self.precision, away)
         return Derivatives(
             sums.value / n + 0.5 * float(away @ pull) / self.n,
             sums.gradient / n + pull / self.n if order > 0 else sums.gradient,
-            symmetric(sums.hessian) / n + self.precision / self.n if order > 1 else sums.hessian,
+            added_form(symmetric(sums.hessian) / n, self.precision / self.n) if order > 1 else sums.hessian,
         )
+
+    def product(self, theta: Array, v: Array) -> Array:
+        """∇²L v, reading the rows once."""
+        total = self.source.reduce(ProductPass(self.model, theta, v)).total / self.source.n
+        return total + form_times(self.precision, v) / self.n
+
+    def diagonal(self, theta: Array) -> Array:
+        """The diagonal of ∇²L; ones where it is not positive."""
+        found = self.source.reduce(DiagonalPass(self.model, theta)).total / self.source.n
+        found = found + (np.diag(self.precision) if self.precision.ndim == 2 else self.precision) / self.n
+        return np.where(found > 0.0, found, 1.0)
 
     def moments(self, theta: Array) -> Moments:
         """J, V, H and the curvature operator at θ."""
@@ -254,7 +270,7 @@ class LinearProblem(Card):
             n=self.n,
             params=theta,
             loss_hessian=J,
-            hessian=J + self.precision / self.n,
+            hessian=added_form(J.copy(), self.precision / self.n),
             score_cov=symmetric(sums.scatter) / n - np.outer(mean, mean),
             mean_score=mean,
             noise_ratio=sums.square / sums.second,
@@ -304,10 +320,11 @@ class LinearProblem(Card):
         prior, n = self.precision / self.n, self.source.n
         rows = BoundPass(here.model, theta, prior, self.mean, radius)
         sums = self.source.reduce(rows)
-        spectrum = np.linalg.eigvalsh(symmetric(sums.hessian) / n + prior)
+        spectrum = np.linalg.eigvalsh(added_form(symmetric(sums.hessian) / n, prior))
+        tightest = float(np.linalg.eigvalsh(prior)[-1] if prior.ndim == 2 else prior.max())
         return BoundConstants(
-            smoothness=max(map(rows.largest, self.source.blocks())) + float(np.linalg.eigvalsh(prior)[-1]),
-            strong_convexity=float(np.linalg.eigvalsh(symmetric(sums.lowest) / n + prior)[0]),
+            smoothness=max(map(rows.largest, self.source.blocks())) + tightest,
+            strong_convexity=float(np.linalg.eigvalsh(added_form(symmetric(sums.lowest) / n, prior))[0]),
             third_mean=sums.third / n,
             third_mean_square=sums.third_square / n,
             score_fourth=sums.score_fourth / n,
@@ -353,7 +370,7 @@ class LinearProblem(Card):
         """∇L at θ; moments of these very rows at θ have it, bit for bit, without another pass."""
         known, operator = np.array_equal(moments.params, theta), moments.curvature
         if known and isinstance(operator, LinearCurvature) and operator.problem.source is self.source:
-            return moments.mean_score + self.precision @ (theta - self.mean) / self.n
+            return moments.mean_score + form_times(self.precision, theta - self.mean) / self.n
         return self.derivatives(theta, 1).gradient
 
     def _leverage(self, theta: Array, moments: Moments) -> LeverageWeight:

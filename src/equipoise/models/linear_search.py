@@ -12,11 +12,12 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
-from equipoise.linalg import symmetric, weighted_gram
+from equipoise.linalg import added_form, symmetric, weighted_gram
 from equipoise.models.passes import ResidualPass, counted, predictor, weighted
 from equipoise.models.problem import Relaxation, Scaled, Yardstick
 from equipoise.models.profile import require_inside
@@ -33,6 +34,7 @@ __all__ = ["LinearSearch"]
 _SHARES = (0.9, 0.75, 0.5)  # of the rows, kept by those that look for a robust minimum
 _ROUNDS = 10  # of trimming and fitting
 _WIDE, _NARROWER = 16.0, 4.0  # times the residuals' size is the first of the scales that lead to one, and to the next
+_MANY = 400  # columns whose singular values take longer than a Cholesky factor by minutes
 _SAMPLE = 20_000  # rows that robust starts are looked for on
 _EPS = float(np.finfo(np.float64).eps)
 _SMALL = float(np.finfo(np.float64).tiny) / _EPS  # sums of squares below have lost digits
@@ -141,7 +143,7 @@ class LinearSearch:
         unit = symmetric(sums.gram) / scale / scale[:, None]
         # with no more rows than columns, the first would leave no residuals
         rights = [sums.near, sums.level] if problem.source.n > problem.dim else [sums.level]
-        return [np.linalg.lstsq(unit, right / scale, rcond=None)[0] / scale for right in rights]
+        return [_least_squares(unit, right / scale) / scale for right in rights]
 
     def relaxations(self) -> Sequence[Relaxation]:
         """The log loss on all rows, then on shares of them that it fits best: outliers leave one by one.
@@ -169,7 +171,7 @@ class LinearSearch:
         level = np.array([mean])
         bend = float(loss.d2(start.matched(level), level, loss.constants)[0])
         gram = symmetric(problem.source.reduce(start).gram)
-        return bend * gram / problem.source.n + problem.precision / problem.n
+        return added_form(bend * gram / problem.source.n, problem.precision / problem.n)
 
     def scaled(self) -> Scaled | None:
         """In units of the scale, for a gaussian response, or of the mean, for gamma; counts and classes have none."""
@@ -188,11 +190,11 @@ class LinearSearch:
         family = self.problem.model.family
         require_inside(family.parameter or "", constant, self.problem.source.response)
 
-    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+    def explain(self, candidates: Sequence[Array], theta: Array, norm: float) -> FitFailed | None:
         """Separated data, where they are; squared loss has a minimiser, and that a bounded loss levels off proves nothing."""
         if self.problem.quadratic or not self.convex:
             return None
-        found = recession(self.problem, candidates)
+        found = recession(self.problem, candidates, theta, norm)
         return None if found is None else separated(self.problem, found)
 
     def _mean(self) -> float:
@@ -213,12 +215,22 @@ class LinearSearch:
         if rows < columns:
             raise FitFailed(
                 f"there are fewer rows than columns, {rows} and {columns}: the coefficients are not determined. To fix: "
-                "use more rows or fewer columns, or add a prior (prior_precision=...)."
+                "use more rows or fewer columns, or add a prior (prior_precision=...) and use target='posterior'."
             )
         raise FitFailed(
             f"{columns} columns fit {rows} rows exactly: no residual is left to estimate the scale from. To fix: use more "
             "rows or fewer columns, or pass scale=."
         )
+
+
+def _least_squares(gram: Array, right: Array) -> Array:
+    """The least-squares solution of a system with a positive semi-definite matrix; of many columns, not by its values."""
+    if len(gram) > _MANY:
+        try:
+            return np.asarray(cho_solve(cho_factor(gram), right))
+        except LinAlgError:
+            pass  # columns may be collinear, which is named later
+    return np.asarray(np.linalg.lstsq(gram, right, rcond=None)[0], dtype=np.float64)
 
 
 def _beyond(problem: LinearProblem) -> FitFailed:

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
-from equipoise.linalg import Sums, quadratic_forms, scaled_gram, symmetric, times_lower, weighted_gram
+from equipoise.linalg import Sums, form_times, quadratic_forms, scaled_gram, symmetric, times_lower, weighted_gram
 from equipoise.theory.curvature import ImagePass, emphasis
 
 if TYPE_CHECKING:
@@ -467,7 +467,7 @@ class BoundPass:
         loss, eta = self.model.loss, predictor(rows, self.theta)
         low, _, steep = self.ranges(rows)
         scores = weighted(rows, loss.d1(eta, rows.y, loss.constants))[:, None] * rows.x
-        scores = scores + self.prior @ (self.theta - self.mean)
+        scores = scores + form_times(self.prior, self.theta - self.mean)
         third = steep * np.linalg.norm(rows.x, axis=1) ** 3
         return BoundSums(
             float(np.sum(low < 0.0)),

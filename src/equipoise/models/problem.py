@@ -168,8 +168,11 @@ class Measure(Protocol):
         """M such that dᵀMd measures steps d by what they do to the rows; None for the parameters' own units."""
         ...
 
-    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
-        """What to say when the loss never rises along a direction close to a candidate: it has no minimiser."""
+    def explain(self, candidates: Sequence[Array], theta: Array, norm: float) -> FitFailed | None:
+        """What to say when the loss never rises along a direction close to θ or a candidate: it has no minimiser.
+
+        `norm` is how far θ seems to be from one, in posterior standard deviations.
+        """
         ...
 
 
@@ -345,12 +348,24 @@ class Problem(Protocol):
         """The problem restricted to the directions its loss curves along at a minimiser θ."""
         ...
 
+    def within(self, theta: Array, axes: Array) -> Problem | None:
+        """The problem restricted to θ + the span of the rows of `axes`; None where parameters cannot be combined."""
+        ...
+
     def flatten(self, params: object) -> Array:
         """Parameters in the user's structure, checked, as a flat vector."""
         ...
 
     def derivatives(self, theta: Array, order: int) -> Derivatives:
         """L, with order 1 also ∇L, with order 2 also ∇²L, from one pass over the rows."""
+        ...
+
+    def product(self, theta: Array, v: Array) -> Array:
+        """∇²L v, from one pass over the rows, without the matrix."""
+        ...
+
+    def diagonal(self, theta: Array) -> Array:
+        """About the diagonal of ∇²L, all of it positive: what parameters are measured by where there is no matrix."""
         ...
 
     def moments(self, theta: Array) -> Moments:

@@ -16,6 +16,7 @@ import numpy as np
 from equipoise.arrays import Array, Mask
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
+from equipoise.models.passes import predictor, weighted
 
 if TYPE_CHECKING:
     from equipoise.families.family import ScalarLoss
@@ -56,13 +57,40 @@ class _Columns(NamedTuple):
         return _Columns(float(rows.n), rows.counts @ rows.x, rows.counts @ rows.x**2)
 
 
-def recession(problem: LinearProblem, candidates: Sequence[Array]) -> Array | None:
-    """A direction close to one of the candidates along which neither the loss of any row nor the prior ever rises."""
+def recession(problem: LinearProblem, candidates: Sequence[Array], theta: Array, norm: float) -> Array | None:
+    """A direction close to θ or a candidate along which neither the loss of any row nor the prior ever rises."""
+    if problem.precision.ndim == 1 and problem.precision.all():
+        return None  # the prior holds every direction
+    if problem.dim > _FEW // 4 and _held_back(problem, theta, norm):
+        return None  # a few rows would not tell, and all of them take long
+    candidates = [candidates[0], theta, *candidates[1:]]
     # random ones: the first rows of sorted data are like no others
     few = problem.source.sample(min(_FEW, problem.source.n), seed=None)
     likely = [d for d in candidates if _purified(problem, d, few.blocks) is not None]
     found = (_purified(problem, d, problem.source.blocks) for d in likely)
     return next((direction for direction in found if direction is not None), None)
+
+
+def _held_back(problem: LinearProblem, theta: Array, norm: float) -> bool:
+    """Whether the rows' slopes at θ, a distance from the minimiser, rule out a direction d along which no loss rises.
+
+    Along one, every row that moves has a slope against it: Σ|g_n||x_nᵀd| = N|∇Lᵀd|, which is at most the distance times
+    √(Σ h_n (x_nᵀd)²). With c the largest h_n/|g_n|, the row that moves furthest then has |g_n| at most c times the distance
+    squared.
+    """
+    least, ratio, loss = np.inf, 0.0, problem.model.loss
+    for rows in problem.source.blocks():
+        eta = predictor(rows, theta)
+        low, high = loss.far_slopes(rows.y)
+        moving = ~((low < 0.0) & (high > 0.0))
+        g, h = (np.abs(weighted(rows, d(eta, rows.y, loss.constants)))[moving] for d in (loss.d1, loss.d2))
+        if not g.size:
+            continue
+        least = min(least, float(g.min()))
+        if not least > 0.0:
+            return False
+        ratio = max(ratio, float((h / g).max()))
+    return bool(least > 10.0 * ratio * norm**2) if np.isfinite(norm) else least == np.inf
 
 
 def _purified(problem: LinearProblem, candidate: Array, parts: Callable[[], Iterator[Rows]]) -> Array | None:
@@ -74,7 +102,7 @@ def _purified(problem: LinearProblem, candidate: Array, parts: Callable[[], Iter
     norms = np.sqrt(sum((rows.x**2).sum(axis=0) for rows in parts()))
     norms = np.where(norms > 0.0, norms, 1.0)
     given = candidate * norms
-    held = _root(problem.precision / np.outer(norms, norms))
+    held = _held(problem.precision, norms)
     for _ in range(problem.dim + 3):
         direction = _standing_still(held, given)
         if not np.linalg.norm(direction) > _LEFT * np.linalg.norm(given):
@@ -98,9 +126,20 @@ def _joined(held: Array, x: Array) -> Array:
 
 def _standing_still(held: Array, direction: Array) -> Array:
     """The part of a direction that is orthogonal to all rows of a matrix."""
-    _, sizes, axes = np.linalg.svd(held)
-    taken = axes[: len(sizes)][sizes > 10.0 * len(direction) * _EPS * sizes[0]]
+    if not len(held):
+        return direction
+    _, sizes, axes = np.linalg.svd(held, full_matrices=False)
+    taken = axes[sizes > 10.0 * len(direction) * _EPS * sizes[0]]
     return direction - (taken @ direction) @ taken
+
+
+def _held(precision: Array, norms: Array) -> Array:
+    """Rows that span what a prior holds, in columns of these norms."""
+    if precision.ndim == 2:
+        return _root(precision / np.outer(norms, norms))
+    form = np.sqrt(np.maximum(precision, 0.0)) / norms
+    form = form / (form.max() or 1.0)
+    return np.diag(form)[form > np.sqrt(100.0 * len(form) * _EPS)]
 
 
 def _root(form: Array) -> Array:

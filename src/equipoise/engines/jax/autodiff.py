@@ -23,7 +23,7 @@ import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve
 
 from equipoise.arrays import Array, Index
-from equipoise.data.observations import Columns
+from equipoise.data.fields import Columns
 from equipoise.data.scanned import Scan
 from equipoise.engines.cost import pays_to_project
 from equipoise.engines.engine import Advance, ChainState, Guard, initial_state

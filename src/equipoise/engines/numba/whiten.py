@@ -29,7 +29,7 @@ from equipoise.engines.queue import Queue, queued, require_queue
 from equipoise.engines.rules import DRAWINGS, IN_ORDER, NOWHERE, QUEUEINGS, coordinates, noise_of, urn_for
 from equipoise.errors import InvalidInput
 from equipoise.families.family import ScalarLoss
-from equipoise.linalg import blocks, cores, in_fixed_order
+from equipoise.linalg import blocks, cores, form_times, in_fixed_order
 
 if TYPE_CHECKING:
     from equipoise.theory.dynamics import Gradient
@@ -203,7 +203,7 @@ def linear_engine(
     one_of("storage", storage, ("float64", "float32"), "leave it out")
     dynamics, center, n = tuning.dynamics, tuning.center, regression.n
     root, noise, free = coordinates(tuning.step, tuning.noise, dynamics.temperature)
-    curvature = root.T @ regression.precision @ root
+    curvature = form_times(regression.precision, root).T @ root
     if not regression.precision.any():
         curvature = np.zeros(len(center))
     elif free:
@@ -223,7 +223,8 @@ def linear_engine(
     else:
         whitener.put_all(source)
     # with control variates what all rows together pull by; else the prior alone, the rows being part of a batch
-    pull = n * regression.gradient if regression.gradient.size else regression.precision @ (center - regression.mean)
+    prior = form_times(regression.precision, center - regression.mean)
+    pull = n * regression.gradient if regression.gradient.size else prior
     half = solve_triangular(cholesky(guard.cov, lower=True), root, lower=True)
     metric = half.T @ half
     base, y, weights, _ = table.sides.T

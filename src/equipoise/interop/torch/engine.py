@@ -18,6 +18,7 @@ from equipoise.engines.jax.loop import Drawn, Held, Loss, Pull
 from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.linear import lifting
 from equipoise.engines.rules import coordinates
+from equipoise.interop.torch.functions import mapped
 from equipoise.theory.curvature import emphasis
 from equipoise.theory.tuning import Tuning
 
@@ -68,7 +69,7 @@ class TorchEngine(AutodiffEngine):
         functions = self.problem.functions
         size = drawn.batches.shape[1] if drawn.sizes is None else int(drawn.sizes[t])
         index = torch.from_numpy(np.asarray(drawn.batches[t])[:size].astype(np.int64))
-        some = _taken(self.rows, index)
+        some = mapped(lambda a: a[index], self.rows)
         shares = torch.full((size,), 1.0 / size, dtype=torch.float64)
         if self.lottery.weights.size:
             shares = shares * torch.from_numpy(self.lottery.weights)[index]
@@ -85,11 +86,6 @@ class TorchEngine(AutodiffEngine):
         # plain autograd: a third of the cost of torch.func's for small modules
         at = theta.detach().requires_grad_(True)
         return torch.autograd.grad(self.problem.functions.total(at, rows, shares), at)[0]
-
-
-def _taken(rows: Any, index: Any) -> Any:
-    x = tuple(a[index] for a in rows["x"]) if isinstance(rows["x"], tuple) else rows["x"][index]
-    return {"x": x, "y": rows["y"][index]}
 
 
 def torch_engine(problem: TorchProblem, tuning: Tuning, guard: Guard) -> TorchEngine:
@@ -119,6 +115,6 @@ def torch_engine(problem: TorchProblem, tuning: Tuning, guard: Guard) -> TorchEn
 
 def _whole(problem: TorchProblem) -> Any:
     """All rows as tensors."""
-    parts = [block.leaves for block in problem.source.blocks()]
+    parts = [block.observed(slice(None)).leaves for block in problem.source.blocks()]
     joined = [torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True)]
     return problem.tree.unflatten(joined)

@@ -15,14 +15,16 @@ from numpy.typing import ArrayLike
 from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import checked_fields, shown
-from equipoise.data.observations import Columns
+from equipoise.data.fields import Columns
+from equipoise.data.observed import Observations
 from equipoise.engines.engine import Engine, Guard
 from equipoise.errors import InvalidInput
 from equipoise.interop.torch.engine import torch_engine
 from equipoise.interop.torch.functions import Functions
+from equipoise.models.general.observing import observations
 from equipoise.models.general.prior import Prior, gaussian_prior
 from equipoise.models.general.problem import GeneralProblem, Padded
-from equipoise.models.general.structure import Structure, observations, trainable_structure
+from equipoise.models.general.structure import Structure, trainable_structure
 from equipoise.models.problem import CUSTOM, Title
 from equipoise.theory.tuning import Tuning
 
@@ -84,13 +86,16 @@ class Model(Card):
     def bind(self, data: object) -> TorchProblem:
         """The problem on a map-style dataset of (input, target) pairs, or on tensors (inputs, targets).
 
+        `eq.data.observations(data, weights=..., frequency=...)` brings weights to either.
+
         Raises
         ------
         InvalidInput
             If the loss is not one finite number for each row.
         """
-        x, y = _tensors(data)
-        source, tree = observations({"x": x, "y": y})
+        given = data if isinstance(data, Observations) else Observations(data)
+        x, y = _tensors(given.tree)
+        source, tree = observations(replace(given, tree={"x": x, "y": y}))
         problem = TorchProblem(self, source, tree, source.n)  # type: ignore[arg-type]
         problem.check()
         return problem
@@ -210,11 +215,11 @@ class TorchProblem(GeneralProblem):
 
     def padded(self, block: Columns, length: int) -> Padded:
         """A block as PyTorch takes it, its last row repeated until it has `length`."""
-        index = np.minimum(np.arange(length), block.n - 1)
-        leaves = block.leaves if length == block.n else block.take(index).leaves
-        mask: Any = torch.from_numpy((np.arange(length) < block.n).astype(np.float64))
+        size, counts = block.height, block.counts
+        leaves = block.leaves if length == size else block.take(np.minimum(np.arange(length), size - 1)).leaves
+        mask: Any = torch.from_numpy(np.append(counts, np.zeros(length - size)))
         rows = self.tree.unflatten([torch.from_numpy(np.array(leaf)) for leaf in leaves])
-        return Padded(rows, mask, block.n)
+        return Padded(rows, mask, size, counts)
 
     def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64", touched: float = np.inf) -> Engine:
         """A loop over the module."""

@@ -98,7 +98,7 @@ class GeneralCurvature:
     def _products(self, S: Array) -> Callable[[Padded], _Quadratic]:
         def products(b: Padded) -> _Quadratic:
             J = np.asarray(self.problem.functions.hessians(self.theta, b.rows))[: b.size]
-            left = J if self.drawn is None else J * self.drawn.emphasis(self._leverage(b, self.drawn, J))[:, None, None]
+            left = J * self._shares(b, J)[:, None, None]
             return _Quadratic(np.einsum("nij,njk->ik", left @ S, J, optimize=True))
 
         return products
@@ -127,19 +127,19 @@ class GeneralCurvature:
 
         def products(b: Padded) -> _Scatter:
             g = np.asarray(self.problem.functions.scores(self.theta, b.rows))[: b.size]
-            left = g if self.drawn is None else g * self.drawn.emphasis(self._leverage(b, self.drawn))[:, None]
-            return _Scatter(left.T @ g)
+            return _Scatter((g * self._shares(b)[:, None]).T @ g)
 
         with jax.enable_x64(True):
             return symmetric(self.problem.reduce(products, self._width).total) / self.problem.source.n
 
     def leverages(self, inverse: Array) -> Array:
-        """|tr(H⁻¹ J_n)| of every row: exact, or with many parameters an estimate, the same at every call."""
+        """|tr(H⁻¹ J_n)| of every observation: exact, or with many parameters an estimate, the same at every call."""
         drawn, problem, found, longest = self._lottery(inverse), self.problem, [], 0
         with jax.enable_x64(True), fixed_order():
             for block in problem.source.blocks(self._width):
-                longest = max(longest, block.n)
-                found.append(self._leverage(problem.padded(block, longest), drawn))
+                longest = max(longest, block.height)
+                b = problem.padded(block, longest)
+                found.append(np.repeat(self._leverage(b, drawn), b.counts.astype(np.int64)))
         return np.concatenate(found)
 
     def leveraged(self, inverse: Array, hessian: Array) -> GeneralCurvature:
@@ -166,6 +166,10 @@ class GeneralCurvature:
     def _bent(self) -> int:
         """Numbers that third derivatives along several directions take of it, where rows are added up."""
         return self.problem.model.structure.summed(DIRECTIONS) * _SEVERAL
+
+    def _shares(self, b: Padded, J: Array | None = None) -> Array:
+        """What each row of a block counts for: its observations, times 1/(N p_n) where they are drawn by leverage."""
+        return b.counts if self.drawn is None else b.counts * self.drawn.emphasis(self._leverage(b, self.drawn, J))
 
     def _leverage(self, b: Padded, drawn: _Leverage, J: Array | None = None) -> Array:
         """Leverages of a block of rows, whose Hessians may be known."""
@@ -205,16 +209,14 @@ class GeneralCurvature:
         functions, parts, longest = some.functions, [], 0
         with jax.enable_x64(True):
             for block in some.source.blocks(some.model.structure.apart(basis.size)):
-                longest = max(longest, block.n)
+                longest = max(longest, block.height)
                 b = some.padded(block, longest)
                 of_rows = (functions.scores, functions.hessians, functions.thirds)
                 g, J, T = (np.asarray(f(self.theta, b.rows))[: b.size] for f in of_rows)
                 weights = (
                     np.ones(b.size) if self.drawn is None else self.drawn.emphasis(self._leverage(b, self.drawn, J))
                 )
-                parts.append(
-                    (g @ basis, basis.T @ J @ basis, _turned(T, basis), weights, np.full(b.size, 1.0 / some.source.n))
-                )
+                parts.append((g @ basis, basis.T @ J @ basis, _turned(T, basis), weights, b.counts / some.source.n))
             prior = _turned(functions.penalty_third(self.theta), basis) / some.n
         g, J, T, weights, share = (np.concatenate(column) for column in zip(*parts, strict=True))
         return FullExpansion(g, J, T, weights, share, prior)
@@ -225,7 +227,7 @@ class GeneralCurvature:
         def made(b: Padded) -> Sums:
             found = np.asarray(self.problem.functions.products(self.theta, b.rows, vectors))[: b.size]
             weights = None if self.drawn is None else self.drawn.emphasis(self._leverage(b, self.drawn))
-            return f(found.transpose(1, 0, 2) @ root, weights, np.ones(b.size))
+            return f(found.transpose(1, 0, 2) @ root, weights, b.counts)
 
         with jax.enable_x64(True):
             width = self.problem.model.structure.apart(len(vectors))
@@ -250,7 +252,7 @@ class GeneralCurvature:
         def against(b: Padded) -> _Cross:
             scores = np.asarray(functions.scores(self.theta, b.rows))[: b.size]
             images = np.asarray(functions.products(self.theta, b.rows, basis.T))[: b.size]
-            return _Cross(np.einsum("nkd,nk->dk", images, scores @ basis))
+            return _Cross(np.einsum("nkd,nk->dk", images, b.counts[:, None] * (scores @ basis)))
 
         with jax.enable_x64(True):
             return (
@@ -270,7 +272,7 @@ class FactoredCurvature:
     probes: Array
     rank: int
     negligible: float
-    stored: tuple[tuple[Array, Array], ...] = ()
+    stored: tuple[tuple[Array, Array, Array], ...] = ()
     drawn: _Leverage | None = None
 
     @property
@@ -289,12 +291,11 @@ class FactoredCurvature:
             return symmetric(tree_sum(self._products(S)).total) / self.exact.problem.source.n
 
     def _products(self, S: Array) -> Iterator[_Quadratic]:
-        for factors, weights in self.parts():
+        for factors, weights, counts in self.parts():
             for rows in blocks(len(factors), factors[0].size):
                 u, w = factors[rows], weights[rows]
                 middle = np.einsum("nik,njk->nij", u @ S, u) * (w[:, :, None] * w[:, None, :])
-                if self.drawn is not None:
-                    middle *= self.drawn.emphasis(_leverage(u, w, self.drawn.inverse))[:, None, None]
+                middle *= self._shares(u, w, counts[rows])[:, None, None]
                 yield _Quadratic(np.einsum("nid,nie->de", u, middle @ u, optimize=True))
 
     def scatter(self) -> Array:
@@ -304,17 +305,24 @@ class FactoredCurvature:
 
     def _scatters(self) -> Iterator[_Scatter]:
         problem, theta, longest = self.exact.problem, self.exact.theta, 0
-        for block, (u, w) in zip(problem.source.blocks(self._width), self.parts(), strict=True):
-            longest = max(longest, block.n)
+        for block, (u, w, counts) in zip(problem.source.blocks(self._width), self.parts(), strict=True):
+            longest = max(longest, block.height)
             padded = problem.padded(block, longest)
             g = np.asarray(problem.functions.scores(theta, padded.rows))[: padded.size]
-            left = g if self.drawn is None else g * self.drawn.emphasis(_leverage(u, w, self.drawn.inverse))[:, None]
-            yield _Scatter(left.T @ g)
+            yield _Scatter((g * self._shares(u, w, counts)[:, None]).T @ g)
+
+    def _shares(self, u: Array, w: Array, counts: Array) -> Array:
+        """What each row counts for: its observations, times 1/(N p_n) where they are drawn by leverage."""
+        if self.drawn is None:
+            return counts
+        return counts * self.drawn.emphasis(_leverage(u, w, self.drawn.inverse))
 
     def leverages(self, inverse: Array) -> Array:
-        """|tr(H⁻¹ J_n)| of every row."""
+        """|tr(H⁻¹ J_n)| of every observation."""
         with jax.enable_x64(True), fixed_order():
-            return np.concatenate([_leverage(u, w, inverse) for u, w in self.parts()])
+            return np.concatenate(
+                [np.repeat(_leverage(u, w, inverse), counts.astype(np.int64)) for u, w, counts in self.parts()]
+            )
 
     def leveraged(self, inverse: Array, hessian: Array) -> FactoredCurvature:
         """The same for rows drawn by leverage."""
@@ -339,12 +347,12 @@ class FactoredCurvature:
             return tree_sum(self._images(vectors, root, f))
 
     def _images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Iterator[Sums]:
-        for factors, weights in self.parts():
+        for factors, weights, counts in self.parts():
             for rows in blocks(len(factors), max(factors[0].size, vectors.size)):
                 u, w = factors[rows], weights[rows]
                 images = np.einsum("nkd,me,nke,nk->mnd", u @ root, vectors, u, w, optimize=True)
                 drawn = None if self.drawn is None else self.drawn.emphasis(_leverage(u, w, self.drawn.inverse))
-                yield f(images, drawn, np.ones(len(u)))
+                yield f(images, drawn, counts[rows])
 
     def sampled(self, count: int) -> FactoredCurvature:
         """The same of so many rows at most."""
@@ -360,15 +368,15 @@ class FactoredCurvature:
         """mean J_n r rᵀ g_n for every column r of a basis."""
         return self.exact.cross(basis)
 
-    def parts(self) -> Iterator[tuple[Array, Array]]:
-        """Factors u (rows, rank, D) and weights w (rows, rank) of each block of rows; call it in float64."""
+    def parts(self) -> Iterator[tuple[Array, Array, Array]]:
+        """Factors u (rows, rank, D), weights w (rows, rank) and counts of each block of rows; call it in float64."""
         yield from self.stored
         problem, theta, longest = self.exact.problem, self.exact.theta, 0
         for block in islice(problem.source.blocks(self._width), len(self.stored), None):
-            longest = max(longest, block.n)
+            longest = max(longest, block.height)
             padded = problem.padded(block, longest)
             images = np.asarray(problem.functions.products(theta, padded.rows, self.probes))[: padded.size]
-            yield _factors(images, self.probes, self.rank, self.negligible)
+            yield *_factors(images, self.probes, self.rank, self.negligible), padded.counts
 
 
 def _leverage(factors: Array, weights: Array, inverse: Array) -> Array:

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.models.general.structure import observations
+from equipoise.data.observed import Observations
+from equipoise.models.general.observing import observations
 from equipoise.models.layout import Wide
 from equipoise.models.problem import Layout
 
@@ -24,7 +25,7 @@ def evaluate(layout: Layout, function: Callable[..., object], data: object, draw
 
     In a subspace the parameters of a few draws at a time are made: all of them may not fit into memory.
     """
-    source, tree = observations(data)
+    source, tree = observations(data.tree if isinstance(data, Observations) else data)
     embed, shaped, size = _parts(layout, draws.shape[-1])
     with jax.enable_x64(True):
         held = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in source.whole().leaves])

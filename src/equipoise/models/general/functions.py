@@ -17,6 +17,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.engines.jax.loop import Loss
 from equipoise.engines.jax.projection import Traced, Tree
+from equipoise.models.general.observing import Weighted, bare
 from equipoise.models.layout import embedded
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Functions:
             frame = tuple(jnp.asarray(part) for part in structure.frame)
 
         def row(theta: Traced, frame: Any, observation: Tree) -> Traced:
-            return loss(structure.shaped(embedded(theta, frame)), observation)
+            value = loss(structure.shaped(embedded(theta, frame)), bare(observation))
+            return observation.weight * value if isinstance(observation, Weighted) else value
 
         def each(theta: Traced, frame: Tree, block: Tree) -> Traced:
             return jax.vmap(row, (None, None, 0))(theta, frame, block)

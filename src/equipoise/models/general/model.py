@@ -17,9 +17,10 @@ from equipoise.checks import checked_fields, one_of, whole
 from equipoise.engines.jax.projection import Traced, Tree
 from equipoise.errors import InvalidInput
 from equipoise.models.general.functions import Functions
+from equipoise.models.general.observing import observations
 from equipoise.models.general.prior import Prior, gaussian_prior
 from equipoise.models.general.problem import GeneralProblem
-from equipoise.models.general.structure import Structure, observations, trainable_structure
+from equipoise.models.general.structure import Structure, trainable_structure
 from equipoise.models.problem import CUSTOM, Title
 from equipoise.models.verbs import settle
 

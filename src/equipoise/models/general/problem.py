@@ -18,7 +18,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import whole
-from equipoise.data.observations import Columns
+from equipoise.data.fields import Columns
 from equipoise.data.scanned import Scan
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
@@ -27,6 +27,7 @@ from equipoise.engines.rules import QUEUEINGS
 from equipoise.errors import InvalidInput
 from equipoise.linalg import FLAT, Sums, curvature_axes, symmetric
 from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature
+from equipoise.models.general.products import diagonal, product
 from equipoise.models.general.rowwise import GeneralRowwise
 from equipoise.models.general.search import GeneralSearch
 from equipoise.models.general.stored import StoredCurvature, subspace_curvature
@@ -52,11 +53,20 @@ _SHARE, _COPIES = (
 
 
 class Padded(NamedTuple):
-    """A block of rows in the user's structure, filled up to the common length, and which of them count."""
+    """A block of rows in the user's structure, filled up to the common length.
+
+    Attributes
+    ----------
+    rows, mask
+        The rows, and how many observations each stands for: none, where it only fills up.
+    size, counts
+        The number of rows that do not, and the same of them.
+    """
 
     rows: object
     mask: jax.Array
     size: int
+    counts: Array
 
 
 class _LossSums(NamedTuple):
@@ -196,7 +206,11 @@ class GeneralProblem(Card):
         Along the others (symmetries, dead units, redundant parameters) the data say nothing and no chain is stationary.
         """
         values, axes = curvature_axes(self.derivatives(theta, 2).hessian)
-        return replace(self, model=self.model.within(theta, axes[values > FLAT]))
+        return self.within(theta, axes[values > FLAT * values[-1]])
+
+    def within(self, theta: Array, axes: Array) -> GeneralProblem:
+        """The problem restricted to θ, which is its new start, + the span of the rows of `axes`."""
+        return replace(self, model=self.model.within(theta, axes))
 
     def whole(self) -> GeneralProblem:
         """The problem on all parameters, of a subspace; itself without one."""
@@ -230,13 +244,21 @@ class GeneralProblem(Card):
             H = nothing if order == 1 else J + self._prior_hessian(theta)
         return Derivatives(sums.value / n + R / self.n, sums.gradient / n + dR / self.n, H)
 
+    def product(self, theta: Array, v: Array) -> Array:
+        """∇²L v, by derivatives of the gradient along v."""
+        return product(self, theta, v)
+
+    def diagonal(self, theta: Array) -> Array:
+        """About the diagonal of ∇²L, from squared scores."""
+        return diagonal(self, theta)
+
     def moments(self, theta: Array) -> Moments:
         """J, V, H and the curvature operator at θ."""
         functions = self.functions
 
         def scores(b: Padded) -> _ScoreSums:
             g = np.asarray(functions.scores(theta, b.rows))[: b.size]
-            return _ScoreSums(g.sum(axis=0), g.T @ g)
+            return _ScoreSums(b.counts @ g, (b.counts[:, None] * g).T @ g)
 
         with jax.enable_x64(True):
             (sums, J), n = self._with_hessian(scores, theta, self.model.structure.apart(1)), self.source.n
@@ -278,7 +300,8 @@ class GeneralProblem(Card):
         if storage != "float64":
             raise InvalidInput("storage", "float64 for a loss of your own", repr(storage), "leave it out")
         away = self.source if isinstance(self.source, Scan) and not _held(self.source, tuning, touched) else None
-        parts = [part.leaves for part in (self.source.blocks() if away is None else [away.take(slice(0, _SOME))])]
+        some = self.source.blocks() if away is None else [away.take(slice(0, _SOME))]
+        parts = [part.observed(slice(None)).leaves for part in some]
         with jax.enable_x64(True):
             joined = [jnp.asarray(np.concatenate(column)) for column in zip(*parts, strict=True)]
             data = jax.tree.unflatten(self.tree, joined)
@@ -308,17 +331,17 @@ class GeneralProblem(Card):
 
         def padded(block: Columns) -> Sums:
             nonlocal longest
-            longest = max(longest, block.n)
+            longest = max(longest, block.height)
             return f(self.padded(block, longest))
 
         return self.source.reduce(padded, width)
 
     def padded(self, block: Columns, length: int) -> Padded:
         """A block as JAX takes it, its last row repeated until it has `length`; call it in float64."""
-        index = np.minimum(np.arange(length), block.n - 1)
-        leaves = block.leaves if length == block.n else block.take(index).leaves
-        mask = jnp.asarray(np.arange(length) < block.n, dtype=jnp.float64)
-        return Padded(jax.tree.unflatten(self.tree, [jnp.asarray(leaf) for leaf in leaves]), mask, block.n)
+        size, counts = block.height, block.counts
+        leaves = block.leaves if length == size else block.take(np.minimum(np.arange(length), size - 1)).leaves
+        mask = jnp.asarray(np.append(counts, np.zeros(length - size)))
+        return Padded(jax.tree.unflatten(self.tree, [jnp.asarray(leaf) for leaf in leaves]), mask, size, counts)
 
     def _with_hessian(self, f: Callable[[Padded], Sums], theta: Array, width: int) -> tuple[Sums, Array]:
         """Σ f, which makes `width` numbers of each row, and the mean Hessian; of files, in one pass. Call it in float64."""

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.data.observations import Columns
+from equipoise.data.fields import Columns
 from equipoise.models.rowwise import require_below_one
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ class GeneralRowwise:
     def scores(self, block: Columns) -> Array:
         """Gradient of each row's loss."""
         with jax.enable_x64(True):
-            padded = self.problem.padded(block, block.n)
+            padded = self.problem.padded(block, block.height)
             return np.array(self.problem.functions.scores(self.theta, padded.rows))
 
     def counts(self, block: Columns) -> Array:
-        """One each."""
-        return np.ones(block.n)
+        """As often as they are observed."""
+        return block.counts
 
     def curvatures(self, block: Columns) -> Array:
         """Hessian of each row's loss."""
         with jax.enable_x64(True):
-            padded = self.problem.padded(block, block.n)
+            padded = self.problem.padded(block, block.height)
             return np.array(self.problem.functions.hessians(self.theta, padded.rows))
 
     def information(self, block: Columns) -> Array:
         """Σ J_n: the observed curvature, since nothing is known of what the model expects."""
-        return np.asarray(self.curvatures(block).sum(axis=0))
+        return np.einsum("n,nij->ij", block.counts, self.curvatures(block))
 
     def inflated(self, block: Columns, vectors: Array, root: Array, power: float) -> Array:
         """R⁻ᵀ (I − Rᵀ J_n R)^−power Rᵀ v_n: for a J_n of rank one, division by a power of 1 − leverage."""

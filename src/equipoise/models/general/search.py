@@ -13,8 +13,8 @@ from equipoise.models.problem import Relaxation, Scaled, Yardstick
 
 __all__ = ["GeneralSearch"]
 
-# Perturbed starts on offer: `restarts` at most.
-_PERTURBED = 100
+# Perturbed starts on offer: `restarts` at most; and numbers in all of them.
+_PERTURBED, _NUMBERS = 100, 1 << 22
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class GeneralSearch:
         """The user's start, then seeded perturbations of it for losses with several minima."""
         rng = np.random.default_rng(0)
         spread = 0.3 + 0.3 * np.abs(self.start)
-        return [self.start, *(self.start + spread * rng.normal(size=self.start.size) for _ in range(_PERTURBED))]
+        count = max(1, min(_PERTURBED, _NUMBERS // self.start.size))
+        return [self.start, *(self.start + spread * rng.normal(size=self.start.size) for _ in range(count))]
 
     def relaxations(self) -> Sequence[Relaxation]:
         """A general loss has no convex companion."""
@@ -64,7 +65,7 @@ class GeneralSearch:
     def require_constant(self, constant: float) -> None:
         """No constant is estimated."""
 
-    def explain(self, candidates: Sequence[Array]) -> FitFailed | None:
+    def explain(self, candidates: Sequence[Array], theta: Array, norm: float) -> FitFailed | None:
         """A general loss may rise again far away: nothing can be concluded."""
-        del candidates
+        del candidates, theta, norm
         return None

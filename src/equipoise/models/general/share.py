@@ -11,6 +11,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed, InvalidInput
+from equipoise.models.general.observing import bare
 from equipoise.models.general.problem import GeneralProblem
 from equipoise.models.general.whole import Whole
 
@@ -103,7 +104,7 @@ def _gradients(whole: Whole, function: Callable[..., object]) -> Callable[[np.ra
         def of_row(observation: object) -> jax.Array:
             return jnp.ravel(jnp.asarray(function(structure.shaped(theta), observation)))
 
-        return jax.vmap(of_row)(rows)
+        return jax.vmap(of_row)(bare(rows))
 
     pulled = jax.jit(jax.grad(lambda theta, rows, signs: jnp.sum(signs * values(theta, rows))))
 
@@ -111,10 +112,10 @@ def _gradients(whole: Whole, function: Callable[..., object]) -> Callable[[np.ra
         total, longest = np.zeros(whole.dim), 0
         with jax.enable_x64(True):
             for block in problem.source.blocks(problem.summed):
-                longest = max(longest, block.n)
+                longest = max(longest, block.height)
                 b = problem.padded(block, longest)
                 size = jax.eval_shape(values, whole.theta, b.rows).shape[1]
-                signs = rng.choice([-1.0, 1.0], size=(longest, size)) * np.asarray(b.mask)[:, None]
+                signs = rng.choice([-1.0, 1.0], size=(longest, size)) * np.sqrt(np.asarray(b.mask))[:, None]
                 total += np.asarray(pulled(whole.theta, b.rows, signs))
         if not total.any():
             raise InvalidInput(

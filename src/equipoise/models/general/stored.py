@@ -78,8 +78,9 @@ def _stored(exact: GeneralCurvature) -> StoredCurvature:
     scores, hessians, longest = [], [], 0
     with jax.enable_x64(True):
         for block in problem.source.blocks(problem.model.structure.apart(theta.size)):
-            longest = max(longest, block.n)
+            longest = max(longest, block.height)
             b = problem.padded(block, longest)
-            scores.append(np.asarray(functions.scores(theta, b.rows))[: b.size])
-            hessians.append(np.asarray(functions.hessians(theta, b.rows))[: b.size])
+            each = np.repeat(np.arange(b.size), b.counts.astype(np.int64))
+            scores.append(np.asarray(functions.scores(theta, b.rows))[each])
+            hessians.append(np.asarray(functions.hessians(theta, b.rows))[each])
     return StoredCurvature(np.concatenate(hessians), np.concatenate(scores), exact=exact)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 from equipoise.checks import finite_array, numeric_array
-from equipoise.data.observations import Columns
-from equipoise.data.scanned import Scan
 from equipoise.errors import InvalidInput
 from equipoise.models.layout import Skeleton, Variables, embedded
 
-__all__ = ["Structure", "observations", "trainable_structure"]
+__all__ = ["Structure", "leaf_name", "trainable_structure"]
 
 # Numbers in the parameters of all directions that are taken together: 64 MB.
 _TOGETHER = 1 << 23
@@ -93,9 +91,9 @@ class Structure:
         """Coordinates as the vector of all trainable scalars."""
         return np.asarray(embedded(theta, self.frame))
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
-        """One name per trainable scalar: `leaf` or `leaf[i,j]`."""
+        """One name per trainable scalar: `leaf` or `leaf[i,j]`; a million of them take a second."""
         return tuple(
             name + (f"[{','.join(map(str, index))}]" if index else "")
             for name, shape in self.variables
@@ -213,7 +211,7 @@ def _frame(tree: Tree, kept: Set[int]) -> dict[str, object]:
     if isinstance(tree, (list, tuple)) and type(tree) in (list, tuple):
         return {type(tree).__name__: [_frame(part, kept) for part in tree]}
     parts = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda part: part is not tree)[0]
-    return {"dict": {_name(path): _frame(part, kept) for path, part in parts}}
+    return {"dict": {leaf_name(path): _frame(part, kept) for path, part in parts}}
 
 
 def trainable_structure(init: Tree, trainable: Tree) -> Structure:
@@ -225,7 +223,7 @@ def trainable_structure(init: Tree, trainable: Tree) -> Structure:
         If a trainable leaf is not a floating-point array, or nothing is trainable.
     """
     paths, treedef = jax.tree_util.tree_flatten_with_path(init)
-    names = [_name(path) for path, _ in paths]
+    names = [leaf_name(path) for path, _ in paths]
     if trainable is None:
         varies = [True] * len(paths)
     elif callable(trainable) and jax.tree_util.all_leaves([trainable]):
@@ -248,46 +246,6 @@ def trainable_structure(init: Tree, trainable: Tree) -> Structure:
     if not variables:
         raise InvalidInput("trainable", "true for at least one parameter", "none", "choose some leaves of init")
     return Structure(treedef, tuple(leaves), tuple(varies), tuple(variables))
-
-
-def observations(data: Tree) -> tuple[Columns | Scan[Columns], jax.tree_util.PyTreeDef]:
-    """Arrays with a common leading axis, floats in float64, or a scan of columns; and the structure of one observation.
-
-    Raises
-    ------
-    InvalidInput
-        If a leaf is not numeric, holds NaN or infinity, or has another leading axis than the rest.
-    """
-    if isinstance(data, Scan):
-        if data.design is not None:
-            raise InvalidInput(
-                "data",
-                "a scan of columns for a loss of your own",
-                "one with a formula",
-                "use eq.data.scan(..., columns=...)",
-            )
-        return data, jax.tree.structure(dict.fromkeys(data.names, 0))
-    found: dict[str, int] = {}
-    leaves: list[NDArray[np.generic]] = []
-    paths, tree = jax.tree_util.tree_flatten_with_path(data)
-    for path, leaf in paths:
-        name, array = f"data {_name(path)}" if path else "data", np.asarray(leaf)
-        if array.dtype.kind not in "fiub" or array.ndim == 0:
-            given = type(leaf).__name__ if array.dtype.kind == "O" else f"{array.dtype}, shape {array.shape}"
-            raise InvalidInput(
-                name, "a numeric array with a row axis", given, "encode it; data are arrays, such as {'x': x, 'y': y}"
-            )
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise InvalidInput(name, "finite", "NaN or infinity", "drop or impute those rows")
-        found[name.removeprefix("data ")] = array.shape[0]
-        leaves.append(array.astype(np.float64, copy=False) if array.dtype.kind == "f" else array)
-    if not found:
-        raise InvalidInput("data", "a pytree with at least one array", "no array", "pass for example {'x': x, 'y': y}")
-    if len(set(found.values())) != 1 or 0 in found.values():
-        raise InvalidInput(
-            "data", "arrays with one common, non-empty leading axis", str(found), "match their first axes"
-        )
-    return Columns(tuple(leaves), tuple(found)), tree
 
 
 def _finite(flat: Array) -> Array:
@@ -319,7 +277,7 @@ def _leaf(name: str, leaf: object) -> Array:
     return array
 
 
-def _name(path: tuple[object, ...]) -> str:
+def leaf_name(path: tuple[object, ...]) -> str:
     """`layers.0.w` for a path of keys, indices and attributes."""
     keys = (getattr(k, "key", getattr(k, "idx", getattr(k, "name", k))) for k in path)
     return ".".join(str(k) for k in keys) or "theta"

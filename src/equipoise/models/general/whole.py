@@ -8,23 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import jax
 import numpy as np
 from scipy.linalg import eigh_tridiagonal, qr
 
 from equipoise.arrays import Array
-from equipoise.models.general.problem import GeneralProblem, Padded
+from equipoise.models.general.problem import GeneralProblem
 
 __all__ = ["Whole", "lanczos", "orthonormal", "principal"]
 
 _CLOSE = 1e-7  # residual of an eigenvector, of the largest eigenvalue, that ends the iteration
 _CHECKED = 10  # steps between two looks at the residuals
-
-
-class _Pulled(NamedTuple):
-    total: Array
 
 
 @dataclass(frozen=True)
@@ -41,23 +36,17 @@ class Whole:
 
     def product(self, v: Array) -> Array:
         """H v, the regulariser's share included."""
-        functions = self.problem.functions
-
-        def bent(b: Padded) -> _Pulled:
-            return _Pulled(np.array(functions.product(self.theta, b.rows, b.mask, v)))
-
-        with jax.enable_x64(True):
-            total = self.problem.reduce(bent, self.problem.summed).total / self.problem.source.n
-            return total + np.asarray(functions.penalty_product(self.theta, v)) / self.problem.n
+        return self.problem.product(self.theta, v)
 
     def slopes(self, v: Array) -> Array:
         """G v less its mean, (N,)."""
         problem, found, longest = self.problem, [], 0
         with jax.enable_x64(True):
             for block in problem.source.blocks(problem.summed):
-                longest = max(longest, block.n)
+                longest = max(longest, block.height)
                 b = problem.padded(block, longest)
-                found.append(np.asarray(problem.functions.slopes(self.theta, b.rows, v))[: b.size])
+                each = np.asarray(problem.functions.slopes(self.theta, b.rows, v))[: b.size]
+                found.append(np.repeat(each, b.counts.astype(np.int64)))
         made = np.concatenate(found)
         return np.asarray(made - made.mean())
 
@@ -67,12 +56,13 @@ class Whole:
         away, total = w - w.mean(), np.zeros(self.dim)
         with jax.enable_x64(True):
             for block in problem.source.blocks(problem.summed):
-                longest = max(longest, block.n)
+                longest = max(longest, block.height)
                 b = problem.padded(block, longest)
-                weights = np.zeros(longest)
-                weights[: b.size] = away[first : first + b.size]
+                weights, starts = np.zeros(longest), np.cumsum(b.counts).astype(np.int64)
+                here = away[first : first + starts[-1]]
+                weights[: b.size] = np.add.reduceat(here, np.append(0, starts[:-1]))
                 total += np.asarray(problem.functions.gradient(self.theta, b.rows, weights)[1])
-                first += b.size
+                first += len(here)
         return total
 
 

@@ -1,0 +1,122 @@
+"""Observations for a loss of your own, with what stands beside them: weights, frequencies, clusters, times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from equipoise.cards import Card
+from equipoise.checks import checked_options, nearest, shown
+from equipoise.errors import InvalidInput
+
+__all__ = ["Observations", "observations"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Observations(Card):
+    """Rows as they were given, and what goes with each; the model checks them where they are bound.
+
+    Attributes
+    ----------
+    tree
+        A pytree of arrays with a common leading axis.
+    weights, frequency
+        What multiplies each row's loss, and how many observations it stands for; None for ones.
+    clusters, time
+        To which clusters rows belong and when they were observed; None where it is not known.
+    """
+
+    tree: Any
+    weights: Any = None
+    frequency: Any = None
+    clusters: Any = None
+    time: Any = None
+
+
+@checked_options
+def observations(
+    data: Any,
+    *,
+    columns: Mapping[str, str | Sequence[str]] | None = None,
+    weights: Any = None,
+    frequency: Any = None,
+    clusters: Any = None,
+    time: Any = None,
+) -> Observations:
+    """Rows for a loss of your own, with weights and frequencies.
+
+    Parameters
+    ----------
+    data
+        A pytree of arrays with a common leading axis, or a DataFrame, whose columns become the fields of an observation.
+    columns
+        Of a DataFrame: `{"x": ["a", "b"], "y": "y"}` makes observations with a vector `x` and a number `y`, as in
+        `eq.data.scan`. Without it every column that has no other use is a field by its own name.
+    weights
+        (rows,) precision weights, none negative: each multiplies the loss of its row. A column's name, or an array.
+    frequency
+        (rows,) whole numbers: how many equal observations each row stands for. N is then their sum, and every result is that of
+        the data with each row written so many times. A column's name, or an array.
+    clusters, time
+        As in `eq.data.rows`; or names of columns.
+
+    Returns
+    -------
+    Observations
+        For every verb, in place of the data. Rows of weight or frequency zero do not take part.
+
+    Raises
+    ------
+    InvalidInput
+        If a column does not exist.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import equipoise as eq
+    >>> model = eq.Model(lambda p, o: (o - p) ** 2 / 2, init=0.0)
+    >>> heavy = eq.data.observations(np.array([1.0, 4.0]), weights=[2.0, 1.0])
+    >>> float(round(eq.fit(model, heavy).params, 6))
+    2.0
+    """
+    if not hasattr(data, "columns"):
+        if columns is not None:
+            raise InvalidInput("columns", "left out but for a DataFrame", shown(columns), "build the pytree yourself")
+        return Observations(data, weights, frequency, clusters, time)
+    beside = {"weights": weights, "frequency": frequency, "clusters": clusters, "time": time}
+    given = {name: _column(data, name, value) for name, value in beside.items()}
+    if columns is None:
+        used = {name for value in beside.values() for name in _names(value)}
+        columns = {str(name): name for name in data.columns if name not in used}
+    return Observations({name: _field(data, f"columns {name}", part) for name, part in columns.items()}, **given)
+
+
+def _names(value: Any) -> list[str]:
+    """The columns that are meant, where they are named."""
+    if isinstance(value, str):
+        return [value]
+    return list(value) if isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value) else []
+
+
+def _column(frame: Any, argument: str, value: Any) -> Any:
+    """An array, or the column or columns of that name."""
+    if not _names(value) or (isinstance(value, (list, tuple)) and len(value) == len(frame)):
+        return value
+    for name in _names(value):
+        _require(frame, argument, name)
+    return frame[value if isinstance(value, str) else list(value)]
+
+
+def _field(frame: Any, argument: str, part: Any) -> Any:
+    for name in [part] if isinstance(part, str) or part in frame.columns else part:
+        _require(frame, argument, name)
+    return frame[part if isinstance(part, str) else list(part)].to_numpy()
+
+
+def _require(frame: Any, argument: str, name: Any) -> None:
+    if name not in frame.columns:
+        known = [str(column) for column in frame.columns]
+        raise InvalidInput(
+            argument, "a column of the table", shown(name), nearest(str(name), known) or "see its columns"
+        )

@@ -1,0 +1,51 @@
+"""Products of a linear-predictor loss's Hessian with a vector, and its diagonal: one pass over the rows, no matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from equipoise.arrays import Array
+from equipoise.data.arrays import Rows
+from equipoise.models.passes import counted, predictor, weighted
+
+if TYPE_CHECKING:
+    from equipoise.models.glm import GLM
+
+__all__ = ["DiagonalPass", "ProductPass", "VectorSums"]
+
+
+class VectorSums(NamedTuple):
+    """One number for every parameter."""
+
+    total: Array
+
+
+@dataclass(frozen=True)
+class ProductPass:
+    """Σ w ℓ'' (xᵀv) x at θ."""
+
+    model: GLM
+    theta: Array
+    vector: Array
+
+    def __call__(self, rows: Rows) -> VectorSums:
+        """Sums over one block."""
+        return VectorSums((_bend(self.model, self.theta, rows) * (rows.x @ self.vector)) @ rows.x)
+
+
+@dataclass(frozen=True)
+class DiagonalPass:
+    """Σ w ℓ'' x² at θ."""
+
+    model: GLM
+    theta: Array
+
+    def __call__(self, rows: Rows) -> VectorSums:
+        """Sums over one block."""
+        return VectorSums(_bend(self.model, self.theta, rows) @ rows.x**2)
+
+
+def _bend(model: GLM, theta: Array, rows: Rows) -> Array:
+    loss = model.loss
+    return counted(rows, weighted(rows, loss.d2(predictor(rows, theta), rows.y, loss.constants)))
