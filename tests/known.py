@@ -69,6 +69,21 @@ def problems() -> dict[str, Case]:
     return {name: Case(p.settled(t), t) for name, p in made.items() for t in [np.full(len(p.names), 0.15)]}
 
 
+class PickledPart:
+    """A part of somebody's own: a pickled table."""
+
+    first, identity = 0, None
+
+    def __init__(self, label: str, count: int) -> None:
+        self.label, self.count = label, count
+
+    def frames(self, columns: Any, rows: int) -> Any:
+        """Slices of the columns."""
+        table = pd.read_pickle(self.label)[list(columns)]
+        for start in range(0, len(table), rows):
+            yield table[start : start + rows]
+
+
 def sources() -> dict[str, Any]:
     """One source of every kind, all of more than one block."""
     x, y = misspecified("poisson", n=700, dim=3)
@@ -80,11 +95,14 @@ def sources() -> dict[str, Any]:
     frame["w"] = weights
     for k, start in enumerate(range(0, len(frame), 150)):
         frame[start : start + 150].to_parquet(folder / f"{k}.parquet", index=False)
+        frame[start : start + 150].to_pickle(folder / f"{k}.pickle")
     frame.to_csv(folder / "all.csv", index=False)
+    own = [PickledPart(str(folder / f"{k}.pickle"), min(150, len(frame) - 150 * k)) for k in range(k + 1)]
     made = {
         "files": eq.data.scan(folder / "*.parquet", "y ~ a + b"),
         "files by a formula": eq.data.scan(folder / "*.parquet", "y ~ np.tanh(a) + b", weights="w", offset="a"),
         "text": eq.data.scan(folder / "all.csv", "y ~ a + b"),
+        "parts of one's own": eq.data.scan(own, "y ~ a + b"),
         "files of columns": eq.data.scan(folder / "*.parquet", columns={"x": ["a", "b"], "y": "y"}),
     }
     return {

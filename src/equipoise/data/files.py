@@ -118,6 +118,9 @@ def opened(source: object) -> Found:
     import pyarrow as pa
     from pyarrow import dataset
 
+    parts = source if isinstance(source, (list, tuple)) else (source,)
+    if parts and all(isinstance(part, Part) for part in parts):
+        return Found(tuple(parts), ())
     if isinstance(source, (str, Path)) or (isinstance(source, (list, tuple)) and source):
         return _of_paths(source)
     if isinstance(source, pa.RecordBatchReader):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from equipoise.checks import shown
 from equipoise.data.wording import brief, located
@@ -46,8 +46,9 @@ _MISSING = (
 )  # fmt: skip
 
 
+@runtime_checkable
 class Part(Protocol):
-    """Some of the rows, in order."""
+    """Some of the rows, in order: what a new kind of files needs. `eq.data.scan` takes a list of them."""
 
     @property
     def label(self) -> str:
