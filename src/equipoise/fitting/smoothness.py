@@ -12,7 +12,7 @@ from equipoise.models.problem import Problem
 
 __all__ = ["NotSmooth", "allowed", "require_smooth"]
 
-_LENGTHS = (1e-2, 1e-3, 1e-4, 1e-5)  # of the way from the start, over which slopes are compared with second derivatives
+_LENGTHS = (0.1, 0.03, 0.01, 1e-3, 1e-4)  # of the way from the start, over which slopes are compared with second derivatives
 _NODES = 8  # points at which second derivatives along a way are averaged
 _APART = 0.3  # share by which both differ at a kink; of smooth losses the share falls with the length
 _OFTEN = 2  # lengths at which they must
