@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= auto
 
-.PHONY: setup demo test test-slow test-studies test-torch test-browser lint format types docs coverage-study posteriors bench bench-peers reproduce dist test-pythons clean
+.PHONY: setup demo test test-slow test-studies test-torch test-browser lint format types docs evidence instructions posteriors bench bench-peers reproduce dist same-bits test-pythons clean
 
 setup: $(STAMP)
 
@@ -44,11 +44,17 @@ test-browser: setup
 
 docs: setup
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
-	$(BIN)/mkdocs build --quiet
+	$(BIN)/mkdocs build --strict --quiet
 
-coverage-study: setup
-	$(BIN)/python benchmarks/interval_coverage.py
-	$(BIN)/python benchmarks/cluster_coverage.py
+# coverage of printed intervals and ranks of posterior draws: most of an hour, goes on where it was stopped
+evidence: setup
+	$(BIN)/python -m benchmarks.evidence coverage
+	$(BIN)/python -m benchmarks.evidence ranks
+	$(BIN)/python -m benchmarks.evidence page
+
+# instructions per step of the compiled kernels beside stored figures; needs valgrind
+instructions: setup
+	$(BIN)/python benchmarks/instructions.py
 
 posteriors: setup
 	$(BIN)/python benchmarks/posteriors.py
@@ -75,14 +81,18 @@ dist: setup
 	  pandas.DataFrame({'x': x, 'y': numpy.random.default_rng(0).poisson(1 + x)}).to_csv('counts.csv', index=False)" \
 	  && wheel-env/bin/equipoise fit counts.csv "y ~ x" --family poisson --report counts.html
 
-# the same suite on every other Python at hand
-PYTHONS ?= python3.12 python3.13
-test-pythons:
-	@for python in $(PYTHONS); do \
-	  if $$python -c "" 2>/dev/null; then \
-	    echo "== $$python" && $(MAKE) --no-print-directory setup VENV=.venv-$$python PYTHON=$$python \
-	      && .venv-$$python/bin/pytest -n $(WORKERS) --dist loadgroup -m "not slow and not study" -p no:cacheprovider || exit 1; \
-	  else echo "== $$python is not here: skipped"; fi; \
+# one seeded run on every Python at hand, in empty environments with the same packages: the same bits
+same-bits:
+	$(PYTHON) tests/bits.py --build 3.11 3.12 3.13
+
+# that, and the same suite on every other Python at hand
+test-pythons: same-bits
+	@for version in 3.12 3.13; do \
+	  python=$$($(PYTHON) tests/bits.py --find $$version); \
+	  if [ -n "$$python" ]; then \
+	    echo "== $$python" && $(MAKE) --no-print-directory setup VENV=.venv-$$version PYTHON=$$python \
+	      && .venv-$$version/bin/pytest -n $(WORKERS) --dist loadgroup -m "not slow and not study" -p no:cacheprovider || exit 1; \
+	  else echo "== Python $$version is not here: skipped"; fi; \
 	done
 
 format: setup
@@ -90,4 +100,4 @@ format: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache build dist out
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache build dist out site

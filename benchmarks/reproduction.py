@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and what they say about its claims, into docs/reproduction.md.
+"""The paper's tables and figures, and what they say about its claims, into docs/appendix/reproduction.md.
 
 `equipoise reproduce all` does the work, in half an hour on two cores; a folder that holds a finished run is used as it is.
 """
@@ -17,7 +17,7 @@ from benchmarks.suite.report import write_block
 from equipoise.experiments import NAMES, reproduce
 
 ROOT = Path(__file__).resolve().parent.parent
-PICTURES = ("figure1", "figure-nn", "figure-w2")
+PICTURES = ("figure1", "figure-nn", "figure-w2", "figure-dimension")
 
 
 def claims(out: Path) -> str:
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--german-csv", type=Path)
     options = parser.parse_args()
     print(reproduce(out=options.out, german_csv=options.german_csv))
-    page = ROOT / "docs" / "reproduction.md"
+    page = ROOT / "docs" / "appendix" / "reproduction.md"
     if write_block(page, "\n" + claims(options.out) + "\n", "reproduce"):
         print(page)
     for name in PICTURES:

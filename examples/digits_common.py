@@ -9,20 +9,29 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import train_test_split
 
+from equipoise.report.palette import BLACK, BLUE, GREY
+
 Array = NDArray[np.float64]
+# What is measured of one way to predict, on each of several splits of the images.
+Scores = dict[str, list[float]]
+METRICS = ("accuracy", "log loss", "calibration error", "AUC rotated", "AUC noisy")
 
 
-def digits() -> tuple[Array, Array, Array, Array]:
+def digits(seed: int = 0) -> tuple[Array, Array, Array, Array]:
     """Images of 8 x 8 pixels in [0, 1] and their digits: 1,200 to learn from, 597 to be tested on."""
     raw = load_digits()
-    return tuple(train_test_split(raw.data / 16.0, raw.target, train_size=1200, random_state=0, stratify=raw.target))
+    return tuple(train_test_split(raw.data / 16.0, raw.target, train_size=1200, random_state=seed, stratify=raw.target))
 
 
-def strange(images: Array, seed: int = 0) -> dict[str, Array]:
-    """The same images turned by a right angle, and under heavy noise."""
+def shown(images: Array, seed: int = 0) -> dict[str, Array]:
+    """Images as they are, turned by a right angle, and under heavy noise."""
     turned = np.stack([rotate(image.reshape(8, 8), 90, reshape=False, order=1) for image in images])
     noise = np.random.default_rng(seed).normal(size=images.shape)
-    return {"rotated": turned.reshape(images.shape).clip(0.0, 1.0), "noisy": (images + 0.5 * noise).clip(0.0, 1.0)}
+    return {
+        "usual": images,
+        "rotated": turned.reshape(images.shape).clip(0.0, 1.0),
+        "noisy": (images + 0.5 * noise).clip(0.0, 1.0),
+    }
 
 
 def log_loss(p: Array, y: Array) -> float:
@@ -34,11 +43,8 @@ def calibration_error(p: Array, y: Array, bins: int = 15) -> float:
     """Mean difference between confidence and accuracy, over bins of confidence."""
     confidence, right = p.max(axis=1), p.argmax(axis=1) == y
     which = np.minimum((confidence * bins).astype(int), bins - 1)
-    shares = [(which == b).mean() for b in range(bins)]
-    gaps = [
-        abs(confidence[which == b].mean() - right[which == b].mean()) if (which == b).any() else 0 for b in range(bins)
-    ]
-    return float(np.dot(shares, gaps))
+    some = [which == b for b in range(bins) if (which == b).any()]
+    return float(sum(abs(confidence[here].mean() - right[here].mean()) * here.mean() for here in some))
 
 
 def detection(inside: Array, outside: Array) -> float:
@@ -48,16 +54,61 @@ def detection(inside: Array, outside: Array) -> float:
     return float(roc_auc_score(labels, np.concatenate(entropies)))
 
 
-def table(found: dict[str, dict[str, Array]], y: Array) -> str:
-    """One line for each way to predict: probabilities of usual images under `usual`, of strange ones under their kind."""
-    kinds = [kind for kind in next(iter(found.values())) if kind != "usual"]
-    lines = [
-        f"{'':<12} {'accuracy':>9} {'log loss':>9} {'cal. error':>11}" + "".join(f"{k + ' AUC':>13}" for k in kinds)
-    ]
-    for name, p in found.items():
-        usual = p["usual"]
-        lines.append(
-            f"{name:<12} {(usual.argmax(1) == y).mean():9.3f} {log_loss(usual, y):9.4f} {calibration_error(usual, y):11.4f}"
-            + "".join(f"{detection(usual, p[kind]):13.3f}" for kind in kinds)
-        )
+def keep(found: dict[str, Scores], name: str, p: dict[str, Array], y: Array) -> None:
+    """Add what one way to predict, with probabilities for each kind of images, is worth on this split."""
+    usual = p["usual"]
+    values = (
+        float((usual.argmax(axis=1) == y).mean()),
+        log_loss(usual, y),
+        calibration_error(usual, y),
+        detection(usual, p["rotated"]),
+        detection(usual, p["noisy"]),
+    )
+    for metric, value in zip(METRICS, values, strict=True):
+        found.setdefault(name, {m: [] for m in METRICS})[metric].append(value)
+
+
+def averaged(values: list[float]) -> tuple[float, float]:
+    """Mean over splits, and its standard error where there are several."""
+    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    return float(np.mean(values)), float(error)
+
+
+def table(found: dict[str, Scores], against: str | None = None) -> str:
+    """One line for each way to predict; `against` one of them, differences on the same splits."""
+    lines = [f"{'':<22}" + "".join(f"{metric:>19}" for metric in METRICS)]
+    for name, scores in found.items():
+        if name == against:
+            continue
+        cells = []
+        for metric in METRICS:
+            base = [0.0] * len(scores[metric]) if against is None else found[against][metric]
+            mean, error = averaged([a - b for a, b in zip(scores[metric], base, strict=True)])
+            sign = "" if against is None else "+"
+            cells.append(f"{mean:{sign}.4f}" + ("" if np.isnan(error) else f" ± {error:.4f}"))
+        lines.append(f"{name:<22}" + "".join(f"{cell:>19}" for cell in cells))
     return "\n".join(lines)
+
+
+def draw(found: dict[str, Scores], path: str) -> None:
+    """Every metric in a panel, every way to predict in a line: the splits as dots, their mean with its standard error."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(
+        1, len(METRICS) - 1, figsize=(11.0, 0.38 * len(found) + 1.3), sharey=True, layout="constrained"
+    )
+    for axis, metric in zip(axes, METRICS[1:], strict=True):
+        for place, scores in enumerate(found.values()):
+            values = scores[metric]
+            mean, error = averaged(values)
+            axis.plot(values, [place] * len(values), ".", color=GREY, markersize=4)
+            axis.errorbar(mean, place, xerr=np.nan_to_num(error), fmt="o", color=BLUE, markersize=5, capsize=3)
+        axis.axvline(averaged(next(iter(found.values()))[metric])[0], color=BLACK, linewidth=0.8, linestyle="--")
+        better = "higher is better" if metric.startswith("AUC") else "lower is better"
+        axis.set_title(f"{metric}\n({better})", fontsize=10)
+    axes[0].set_yticks(range(len(found)), list(found))
+    axes[0].invert_yaxis()
+    figure.savefig(path)

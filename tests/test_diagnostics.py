@@ -416,6 +416,35 @@ def test_a_run_too_short_to_tell_says_so() -> None:
     assert eq.diagnose(tiny, tuning).check("mean bias").status == "unknown"
 
 
+@pytest.mark.parametrize("length", [3, 30, 120])
+def test_no_check_is_ok_without_power_and_each_says_how_many_draws_it_takes(length) -> None:
+    """Every check but the guard's, which is a count; in the table, the summary's lines and the report's words."""
+    tuning = tuned(dim=6)[2]
+    found = eq.diagnose(synthetic(tuning, np.random.default_rng(5), 1, length), tuning)
+    measured = [check for check in found.checks if check.name != "guard"]
+    for check in measured:
+        relative = check.error / check.observed if check.name == "effective draws" else check.error
+        if check.status == "unknown":
+            assert "cannot tell" in check.words, check.words
+            needed = int(check.words.split("takes ")[1].split(" draws")[0].replace(",", ""))
+            assert needed > length, check.words
+            assert f"instead of {length:,}" in check.words
+        else:
+            assert relative <= 0.3, str(check)
+    assert found.status == "unknown"
+    assert not found.ok
+
+
+def test_the_draws_that_a_check_asks_for_give_it_power() -> None:
+    tuning = tuned(dim=6)[2]
+    short = eq.diagnose(synthetic(tuning, np.random.default_rng(5), 1, 60), tuning)
+    wanted = [int(words.split("takes ")[1].split(" draws")[0].replace(",", "")) for words in short.undecided]
+    assert len(wanted) >= 4
+    # twice as many: how long the chain remembers is itself observed
+    enough = eq.diagnose(synthetic(tuning, np.random.default_rng(6), 1, 2 * max(wanted)), tuning)
+    assert enough.undecided == (), str(enough)
+
+
 # -- the posterior itself --------------------------------------------------------------------------------------------------
 
 

@@ -17,20 +17,28 @@ __all__ = ["NAMES", "run", "write_pages"]
 
 # The sections, in the order in which they are measured.
 NAMES = (
-    "checks", "W1", "W2", "W3", "roofline", "threads", "offline", "whole_job", "memory", "second_law", "steps",
-    "ess", "intervals", "passes", "growth", "step_matrix", "start_up",
+    "checks", "W1", "W2", "W3", "roofline", "threads", "offline", "jobs", "memory", "second_law", "steps", "tuned",
+    "ess", "passes", "growth", "step_matrix", "columns", "cores", "rows", "cluster", "start_up",
 )  # fmt: skip
+
+# What the figures show.
+_SHOWN = {
+    "benchmarks": "Steps per second of every contender",
+    "benchmarks-scaling": "Effective draws per second, and whole runs by rows and by columns",
+}
 
 
 def run(smoke: bool, out: Path, only: list[str] | None = None) -> Path:
-    """Measure, and write a JSON file with a Markdown table and a plot beside it.
+    """Measure, and write a JSON file with a Markdown table and plots beside it.
+
+    A file that is there, of a run as thorough on the same machine, keeps its other sections: a run can be made in parts.
 
     Parameters
     ----------
     smoke
         Tiny sizes and one repeat: whether everything works, not how fast.
     out
-        The JSON file; the table and the plot have its name with `.md` and `.svg`.
+        The JSON file; the table and the plots have its name with `.md` and `.svg`.
     only
         Names of sections (see `NAMES`); all by default.
 
@@ -57,7 +65,7 @@ def run(smoke: bool, out: Path, only: list[str] | None = None) -> Path:
 
 
 def write_pages(out: Path, root: Path) -> list[Path]:
-    """Put the tables of a run between the marks in README.md and docs/benchmarks.md, and its plot beside the docs.
+    """Put the tables of a run between the marks in README.md and docs/benchmarks.md, and its plots beside the docs.
 
     Parameters
     ----------
@@ -71,11 +79,12 @@ def write_pages(out: Path, root: Path) -> list[Path]:
     list of Path
         The files written.
     """
-    from benchmarks.suite.plot import plot
+    from benchmarks.suite.plot import plots
     from benchmarks.suite.report import render, write_block
+    from benchmarks.suite.short import short
 
     data = json.loads(out.read_text(encoding="utf-8"))
-    pages = {root / "README.md": render(data, full=False), root / "docs" / "benchmarks.md": render(data)}
-    written = [page for page, text in pages.items() if write_block(page, text)]
-    figure = root / "docs" / "figures" / "benchmarks.svg"
-    return [*written, figure] if plot(data, figure) else written
+    figures = plots(data, root / "docs" / "figures" / "benchmarks.svg")
+    shown = "".join(f"![{_SHOWN[figure.stem]}](figures/{figure.name})\n\n" for figure in figures)
+    pages = {root / "README.md": short(data), root / "docs" / "benchmarks.md": shown + render(data)}
+    return [page for page, text in pages.items() if write_block(page, text)] + figures

@@ -1,22 +1,21 @@
-"""Effective draws: per second against NUTS, per data pass against theory, and the whole job against a bootstrap."""
+"""Effective draws: per second against NUTS, and per data pass against theory."""
 
 from __future__ import annotations
 
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 import equipoise as eq
 from benchmarks.suite.contenders import jax_functions
-from benchmarks.suite.measure import Settings, guarded, interleave, say
+from benchmarks.suite.measure import Settings, guarded, say
 from benchmarks.suite.peers import require
-from benchmarks.suite.workloads import WORKLOADS, Array, Prepared, Workload, make_data, prepare, smaller
+from benchmarks.suite.workloads import WORKLOADS, Array, Prepared, Workload, prepare, smaller
 
-__all__ = ["against_bootstrap", "against_nuts", "compiled_nuts", "effective_draws", "per_data_pass", "usual_nuts"]
+__all__ = ["against_nuts", "compiled_nuts", "effective_draws", "per_data_pass", "usual_nuts"]
 
 
 # Warm-up and draws of NUTS.
@@ -224,33 +223,6 @@ def _ess_rates(job: Callable[[int], Array], repeats: int) -> dict[str, Any]:
         ess.append(float(effective_draws(draws).min()))
     rates = [e / s for e, s in zip(ess, seconds, strict=True)]
     return {"seconds": seconds, "min_ess": ess, "ess_per_second": max(rates)}
-
-
-def against_bootstrap(settings: Settings) -> dict[str, Any]:
-    """Intervals for W2: `eq.calibrate` to 1000 effective draws, against refits of statsmodels' GLM."""
-    workload = _small(settings)[1]
-    replicates, ess = (3, 100) if settings.smoke else (200, 1000)
-    x, y = make_data(workload.family, workload.rows, workload.dim, seed=7)
-    glm = require("statsmodels.api").GLM
-    poisson = require("statsmodels.api").families.Poisson
-    center = glm(y, x, family=poisson()).fit().params
-
-    def bootstrap() -> None:
-        rng = np.random.default_rng(0)
-        for _ in range(replicates):
-            rows = rng.integers(0, len(y), len(y))
-            glm(y[rows], x[rows], family=poisson()).fit(start_params=center)
-
-    def calibrate(sampler: str) -> None:
-        eq.calibrate(eq.glm("poisson"), (x, y), ess=ess, sampler=sampler, progress=False, threads=1)
-
-    ours = {"equipoise": partial(calibrate, "auto"), "plain SGD": partial(calibrate, "sgmcmc")}
-    for job in ours.values():
-        job()  # compiles
-    seconds = interleave({**ours, "bootstrap": bootstrap}, 1 if settings.smoke else 3)
-    ratio = min(seconds["bootstrap"]) / min(seconds["equipoise"])
-    say(f"intervals: bootstrap takes {ratio:.1f} times as long")
-    return {"replicates": replicates, "ess": ess, "seconds": seconds, "ratio": ratio}
 
 
 def per_data_pass(settings: Settings) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import equipoise as eq
 from benchmarks.suite.peers import installed
 
-__all__ = ["describe"]
+__all__ = ["describe", "load"]
 
 
 def describe() -> dict[str, Any]:
@@ -23,9 +23,14 @@ def describe() -> dict[str, Any]:
         "memory_gb": _memory_gb(),
         "system": platform.system(),
         "python": platform.python_version(),
-        "load_at_start": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "load_at_start": load(),
         "versions": {"equipoise": eq.__version__, **installed()},
     }
+
+
+def load() -> float | None:
+    """Processes that ran or waited in the last minute, on average."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
 def _lines(path: str) -> list[str]:

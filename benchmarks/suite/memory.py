@@ -10,10 +10,10 @@ from pathlib import Path
 import equipoise as eq
 from benchmarks.suite.workloads import make_data
 
-__all__ = ["main"]
+__all__ = ["main", "peak"]
 
 
-def _peak() -> float:
+def peak() -> float:
     """Peak resident memory in bytes, of this program alone.
 
     On Linux from the kernel's own page: `getrusage` there also counts what the parent held when it started us.
@@ -27,19 +27,19 @@ def _peak() -> float:
 
 def main(family: str, rows: int, dim: int) -> None:
     """Fit, take moments, tune and sample; print the peaks after each as JSON."""
-    imports = _peak()
+    imports = peak()
     data = make_data(family, rows, dim)
     size = data[0].nbytes + data[1].nbytes
-    peaks = {"imports": imports, "data": _peak()}
+    peaks = {"imports": imports, "data": peak()}
     model = eq.glm(family)
     fitted = eq.fit(model, data)
-    peaks["fit"] = _peak()
+    peaks["fit"] = peak()
     moments = eq.moments(model, data, fitted.params)
-    peaks["moments"] = _peak()
+    peaks["moments"] = peak()
     tuning = eq.tune(moments, "sandwich", eq.Dynamics(min(1000, rows // 10)))
-    peaks["tune"] = _peak()
+    peaks["tune"] = peak()
     eq.sample(model, data, tuning, draws=100, chains=2, thin=10, burn_in=0, progress=False)
-    peaks["sample"] = _peak()
+    peaks["sample"] = peak()
     ratios = {stage: peak / size for stage, peak in peaks.items()}
     print(json.dumps({"data_bytes": size, "peak_bytes": peaks, "ratios": ratios, "ratio": ratios["sample"]}))
 

@@ -25,7 +25,10 @@ from benchmarks.suite.workloads import Array, Cell
 __all__ = ["CONTENDERS", "PACKAGES", "blackjax_jit_run", "blackjax_scan_run", "installed", "posteriors_run", "require"]
 
 # Whose versions a report names.
-PACKAGES = ("numpy", "scipy", "numba", "jax", "blackjax", "numpyro", "torch", "posteriors", "statsmodels", "arviz")
+PACKAGES = (
+    "numpy", "scipy", "numba", "jax", "blackjax", "numpyro", "torch", "posteriors", "statsmodels", "glum", "scikit-learn",
+    "distributed", "arviz",
+)  # fmt: skip
 
 
 def installed() -> dict[str, str | None]:

@@ -1,4 +1,4 @@
-"""The plot of a run: steps per second of every contender in every cell."""
+"""The plots of a run: steps per second of every contender in every cell; effective draws, rows and columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import floor, log10
 from pathlib import Path
 from typing import Any
 
-__all__ = ["plot"]
+__all__ = ["plots"]
 
 _COLOURS = {
     "equipoise": "#0072B2",
@@ -21,8 +21,18 @@ _COLOURS = {
 }
 
 
-def plot(data: dict[str, Any], path: Path) -> bool:
-    """Write the figure (SVG or PNG, by the ending); False when the run has no speeds to show."""
+def plots(data: dict[str, Any], path: Path) -> list[Path]:
+    """Write the figures of what a run has (SVG or PNG, by the ending): `path`, and one whose name ends in `-scaling`."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "equipoise"  # the same figures give the same file
+    other = path.with_name(f"{path.stem}-scaling{path.suffix}")
+    return [place for place, draw in ((path, _speeds), (other, _scaling)) if draw(data, place)]
+
+
+def _speeds(data: dict[str, Any], path: Path) -> bool:
+    """Steps per second; False when the run has none to show."""
     cells = {
         label: {name: result["rate"] for name, result in cell.items() if "rate" in result}
         for name in ("W1", "W2", "W3")
@@ -32,10 +42,6 @@ def plot(data: dict[str, Any], path: Path) -> bool:
     cells = {label: rates for label, rates in cells.items() if rates}
     if not cells:
         return False
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "equipoise"  # the same figures give the same file
     import matplotlib.pyplot as plt
 
     columns = min(3, len(cells))
@@ -47,13 +53,62 @@ def plot(data: dict[str, Any], path: Path) -> bool:
         axis.set_visible(False)
     for axis, (label, rates) in zip(axes.T.ravel() if lines * columns == len(cells) else axes.ravel(), cells.items()):  # noqa: B905
         _panel(axis, label, rates)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=160)
-    plt.close(figure)
+    _save(figure, path)
     return True
 
 
-def _panel(axis: Any, label: str, rates: dict[str, float]) -> None:
+def _save(figure: Any, path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None, dpi=160)
+    plt.close(figure)
+
+
+def _scaling(data: dict[str, Any], path: Path) -> bool:
+    """Effective draws per second of all samplers, and whole runs by rows and by columns; False when there are none."""
+    import matplotlib.pyplot as plt
+
+    sections = data["sections"]
+    series = {
+        "rows of a Parquet file": sections.get("rows", {}).get("runs", {}),
+        "columns of 20,000 rows": sections.get("columns", {}).get("runs", {}),
+    }
+    series = {name: {int(n): r for n, r in runs.items() if "seconds" in r} for name, runs in series.items()}
+    rates = _sampler_rates(sections)
+    if not rates and not any(series.values()):
+        return False
+    figure, axes = plt.subplots(1, 3, figsize=(10.8, 3.0), layout="constrained", width_ratios=[1.5, 1, 1])
+    if rates:
+        _panel(axes[0], "W2", rates, "effective draws per second")
+    for axis, (name, runs) in zip(axes[1:], series.items(), strict=True):
+        _growth(axis, name, runs)
+    _save(figure, path)
+    return True
+
+
+def _sampler_rates(sections: dict[str, Any]) -> dict[str, float]:
+    found = sections.get("second_law", {}).get("W2", {})
+    rates = {k: r["ess_per_second"] for k, r in found.items() if isinstance(r, dict) and "ess_per_second" in r}
+    best = sections.get("tuned", {}).get("W2", {}).get("best", {})
+    return rates | {f"BlackJAX SGLD, {k}, best": b["ess_per_second"] for k, b in best.items() if "ess_per_second" in b}
+
+
+def _growth(axis: Any, name: str, runs: dict[int, dict[str, Any]]) -> None:
+    """Seconds to the left and peak memory to the right, on log scales."""
+    sizes = sorted(runs)
+    axis.plot(sizes, [runs[n]["seconds"] for n in sizes], "o-", color="#0072B2", ms=4)
+    axis.set(xscale="log", yscale="log")
+    axis.set_title(f"whole run: seconds (blue), peak MB (orange)\nby {name}", fontsize=8, loc="left")
+    beside = axis.twinx()
+    beside.plot(sizes, [runs[n]["peak MB"] for n in sizes], "s--", color="#D55E00", ms=4)
+    beside.set_yscale("log")
+    for side in (axis, beside):
+        side.tick_params(labelsize=7)
+        side.spines["top"].set_visible(False)
+
+
+def _panel(axis: Any, label: str, rates: dict[str, float], unit: str = "steps per second") -> None:
     names = sorted(rates, key=rates.__getitem__)
     axis.barh(names, [rates[n] for n in names], color=[_COLOURS.get(n, "#999999") for n in names])
     for row, name in enumerate(names):
@@ -61,7 +116,7 @@ def _panel(axis: Any, label: str, rates: dict[str, float]) -> None:
     axis.set_xscale("log")
     axis.set_xlim(10.0 ** floor(log10(min(rates.values())) - 0.2), 6.0 * max(rates.values()))
     axis.xaxis.set_minor_formatter("")
-    axis.set_title(f"{label}, steps per second", fontsize=8, loc="left")
+    axis.set_title(f"{label}, {unit}", fontsize=8, loc="left")
     axis.tick_params(labelsize=7)
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)

@@ -6,21 +6,16 @@ import re
 from pathlib import Path
 from typing import Any
 
-from benchmarks.suite.verdicts import Verdict, verdicts
-
-__all__ = ["render", "write_block"]
+__all__ = ["machine_words", "number", "render", "table", "write_block"]
 
 
-def render(data: dict[str, Any], full: bool = True) -> str:
-    """The tables of a run: speed, and with `full` claims and everything else."""
-    sections = data["sections"]
-    parts = [_machine(data), _second_law(sections), _speed(sections)]
-    if full:
-        # the times of a smoke run mean nothing, so nothing is held against them
-        parts.append("" if data["settings"]["smoke"] else _claims(verdicts(data)))
-        pages = (_steps, _effective, _roofline, _growth, _offline, _checks)
-        parts += [page(sections) for page in pages]
-        parts.append(_missing(data))
+def render(data: dict[str, Any]) -> str:
+    """All tables of a run."""
+    pages = (
+        _jobs, _second_law, _tuned, _speed, _rows, _columns, _cores, _cluster, _steps, _effective, _roofline, _growth, _offline,
+        _checks,
+    )  # fmt: skip
+    parts = [machine_words(data), *(page(data["sections"]) for page in pages), _missing(data)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -47,15 +42,21 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}g}"
 
 
-def _machine(data: dict[str, Any]) -> str:
+def machine_words(data: dict[str, Any]) -> str:
+    """The machine and how was measured, in a sentence."""
     machine = data["machine"]
     caches = ", ".join(f"{level} {size}" for level, size in machine["caches"].items())
     settings = data["settings"]
     what = "A smoke run: its times mean nothing. " if settings["smoke"] else ""
     return (
         f"{what}{machine['processor']}, {machine['cores']} cores, {caches}; one pinned thread unless stated, fastest of "
-        f"{settings['repeats']} interleaved repeats in one process; load {machine['load_at_start']} at the start."
+        f"{settings['repeats']} interleaved repeats in one process; load {_load(data)} when sections began."
     )
+
+
+def _load(data: dict[str, Any]) -> str:
+    seen = [s["load_at_start"] for s in data["sections"].values() if s.get("load_at_start") is not None]
+    return f"{min(seen):g} to {max(seen):g}" if seen else "unknown"
 
 
 def _cells(sections: dict[str, Any], dtype: str) -> dict[str, dict[str, Any]]:
@@ -77,7 +78,7 @@ def _speed(sections: dict[str, Any]) -> str:
         head = [f"thousand steps per second, {dtype}", *(label.removesuffix(" float32") for label in cells)]
         rows = [[_bold(name), *(_rate(cell.get(name)) for cell in cells.values())] for name in names]
         parts.append(table(head, rows))
-    return "\n\n".join(parts)
+    return "\n\n".join(["### Steps per second", *parts]) if parts else ""
 
 
 def _bold(name: str) -> str:
@@ -92,13 +93,107 @@ def _rate(result: dict[str, Any] | None) -> str:
     return "not installed" if "not_installed" in result else "failed" if "offers no" not in result["error"] else "–"
 
 
-def _claims(found: list[Verdict]) -> str:
-    rows = []
-    for v in found:
-        measured = v.note if v.measured is None else f"{number(v.measured)}{v.unit}"
-        mark = {True: "yes", False: "**no**", None: "not measured"}[v.passed]
-        rows.append([v.what, v.against, measured, v.wanted, mark])
-    return table(["claim", "against", "measured", "wanted", "holds"], rows) if rows else ""
+def _jobs(sections: dict[str, Any]) -> str:
+    """Seconds of whole jobs, one column per workload."""
+    found = {name: job for name, job in sections.get("jobs", {}).items() if isinstance(job, dict) and "jobs" in job}
+    names = list(dict.fromkeys(name for job in found.values() for name in job["jobs"]))
+    if not names:
+        return ""
+    rows = [[_bold(name), *(_seconds(job["jobs"].get(name)) for job in found.values())] for name in names]
+    passes = ", ".join(f"{number(job['passes'])} at {name}" for name, job in found.items())
+    draws = next(iter(found.values()))["ess"]
+    return (
+        "### Whole jobs\n\n"
+        + table(["seconds, one thread", *found], rows)
+        + f"\n\n`eq.calibrate` with {draws} effective "
+        f"draws and its printed summary takes as long as so many passes over the data (`X v` and `Xᵀ r`): {passes}."
+    )
+
+
+def _seconds(result: dict[str, Any] | None) -> str:
+    if result is None:
+        return "–"
+    return (
+        number(result["seconds"]) if "seconds" in result else "not installed" if "not_installed" in result else "failed"
+    )
+
+
+def _tuned(sections: dict[str, Any]) -> str:
+    """The grid of BlackJAX's SGLD: every setting's rate and spread, the best in bold."""
+    parts = []
+    for workload, found in sections.get("tuned", {}).items():
+        if not isinstance(found, dict) or "grid" not in found:
+            continue
+        cells = {(g["gradient"], g["batch_size"], g["step"]): g for g in found["grid"]}
+        shares = sorted({step for _, _, step in cells})
+        rows = [
+            [f"{workload} {kind}, B={batch}", *(_setting(cells[kind, batch, s], found["best"][kind]) for s in shares)]
+            for kind, batch in dict.fromkeys((kind, batch) for kind, batch, _ in cells)
+        ]
+        parts.append(table(["BlackJAX SGLD, step over its limit", *(f"{s:g}" for s in shares)], rows))
+    if not parts:
+        return ""
+    words = (
+        "### SGLD tuned by hand\n\nEffective draws per second, and in brackets the average standard deviation of the draws "
+        "over the posterior's; the limit is the largest stable step with all rows. In bold the fastest within 10 % of 1."
+    )
+    return "\n\n".join([words, *parts])
+
+
+def _setting(cell: dict[str, Any], best: dict[str, Any]) -> str:
+    if "ess_per_second" not in cell:
+        return "diverged" if cell.get("diverged") else "not installed" if "not_installed" in cell else "failed"
+    text = f"{number(cell['ess_per_second'])} ({cell['sd_ratio']:.2f})"
+    return f"**{text}**" if cell == best else text
+
+
+def _rows(sections: dict[str, Any]) -> str:
+    """Whole runs from Parquet files, by their rows."""
+    runs = sections.get("rows", {}).get("runs", {})
+    rows = [
+        [f"{int(n):,}" + (" (an earlier run)" if run.get("stored") else ""), number(run["seconds"]),
+         f"{run['passes']:.0f}", f"{run['peak MB']:,.0f}"]
+        for n, run in runs.items()
+        if "seconds" in run
+    ]  # fmt: skip
+    head = ["rows in a Parquet file, 11 columns, 1000 clusters", "seconds", "passes", "peak MB of the process"]
+    return "### Rows\n\n" + table(head, rows) if rows else ""
+
+
+def _columns(sections: dict[str, Any]) -> str:
+    """Whole runs from arrays, by their columns."""
+    found = sections.get("columns", {})
+    rows = [
+        [n, number(run["seconds"]), number(run["data MB"]), f"{run['peak MB']:,.0f}"]
+        for n, run in found.get("runs", {}).items()
+        if "seconds" in run
+    ]
+    head = [f"columns of {found.get('rows', 0):,} rows, one core", "seconds", "MB of data", "peak MB of the process"]
+    return "### Columns\n\n" + table(head, rows) if rows else ""
+
+
+def _cores(sections: dict[str, Any]) -> str:
+    """Whole runs from arrays, by cores."""
+    found = sections.get("cores", {})
+    runs = {n: run["seconds"] for n, run in found.get("runs", {}).items() if "seconds" in run}
+    if "1" not in runs:
+        return ""
+    rows = [[n, number(seconds), f"{runs['1'] / seconds:.2f}×"] for n, seconds in runs.items()]
+    head = [f"cores, {found['rows']:,} × {found['columns']}", "seconds", "speed-up"]
+    return "### Cores\n\n" + table(head, rows)
+
+
+def _cluster(sections: dict[str, Any]) -> str:
+    """What a cluster adds to a pass."""
+    found = sections.get("cluster", {})
+    if "overhead_seconds" not in found:
+        return ""
+    each = found["seconds_per_pass"]
+    return (
+        f"### Dask\n\nThe pass that takes the moments of {found['rows']:,} rows of a Parquet file takes "
+        f"{number(each['threads'])} s on threads of one process and {number(each['cluster'])} s with {found['workers']} "
+        f"workers of a Dask cluster on the same machine: {number(1e3 * found['overhead_seconds'])} ms more per pass."
+    )
 
 
 def _second_law(sections: dict[str, Any]) -> str:
@@ -123,25 +218,10 @@ def _second_law(sections: dict[str, Any]) -> str:
         "effective draws, sampling only", "per second", "of plain SGD", "of NUTS", "of independent draws", "batch",
         "rows per effective draw", "ρ",
     ]  # fmt: skip
-    return "\n\n".join(part for part in (table(head, rows), _whole_job(sections)) if part)
+    return "### Effective draws, sampling only\n\n" + table(head, rows)
 
 
 _LAW_PEERS = ("plain SGD", "NumPyro NUTS", "independent Gaussian draws")
-
-
-def _whole_job(sections: dict[str, Any]) -> str:
-    job = sections.get("whole_job", {})
-    if "passes" not in job:
-        return ""
-    seconds = min(job["seconds"]["calibrate"])
-    text = (
-        f"The whole job at W3, from arrays to the printed summary with {job['ess']} effective draws: {number(seconds)} s, "
-        f"{number(job['passes'])} times a pass over the data"
-    )
-    if "share" not in job:
-        return text + "."
-    theirs = job["statsmodels"]["seconds"]
-    return f'{text}; statsmodels\' `GLM.fit(cov_type="HC0")` alone takes {number(theirs)} s.'
 
 
 def _steps(sections: dict[str, Any]) -> str:
@@ -162,7 +242,11 @@ def _effective(sections: dict[str, Any]) -> str:
         for name, result in pair.items() if isinstance(pair, dict) else ():
             if isinstance(result, dict) and "ess_per_second" in result:
                 rows.append([f"{workload} {name}", number(result["ess_per_second"]), number(min(result["seconds"]))])
-    parts = ["### Effective draws", table(["minimum bulk ess", "per second", "seconds"], rows)] if rows else []
+    parts = (
+        ["### Effective draws, with all that comes before", table(["minimum bulk ess", "per second", "seconds"], rows)]
+        if rows
+        else []
+    )
     cases = sections.get("passes", {}).get("cases", {})
     rows = [
         [name, f"{c['observed']:.3f} ± {c['standard_error']:.3f}", f"{c['predicted']:.3f}", f"{c['theory']:.1f}"]
@@ -171,13 +255,6 @@ def _effective(sections: dict[str, Any]) -> str:
     ]
     if rows:
         parts.append(table(["effective draws per data pass", "observed", "predicted, worst direction", "theory"], rows))
-    job = sections.get("intervals", {})
-    if "ratio" in job:
-        ours, plain, theirs = (min(job["seconds"][k]) for k in ("equipoise", "plain SGD", "bootstrap"))
-        parts.append(
-            f"Intervals for W2: `eq.calibrate` {number(ours)} s ({number(plain)} s with plain SGD), {job['replicates']} "
-            f"refits {number(theirs)} s."
-        )
     return "\n\n".join(parts)
 
 

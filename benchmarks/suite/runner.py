@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.suite.bandwidth import roofline
-from benchmarks.suite.effective import against_bootstrap, against_nuts, per_data_pass
-from benchmarks.suite.machine import describe
+from benchmarks.suite.effective import against_nuts, per_data_pass
+from benchmarks.suite.jobs import whole_jobs
+from benchmarks.suite.machine import describe, load
 from benchmarks.suite.measure import Settings, guarded, pinned, say
 from benchmarks.suite.offline import offline_passes, peak_memory, start_up, step_matrix
-from benchmarks.suite.plot import plot
+from benchmarks.suite.plot import plots
 from benchmarks.suite.report import render
 from benchmarks.suite.scaling import growth, threads
-from benchmarks.suite.second_law import second_law, step_costs, whole_job
+from benchmarks.suite.second_law import second_law, step_costs
+from benchmarks.suite.sizes import cluster_passes, in_columns, in_cores, in_rows
 from benchmarks.suite.throughput import check_contenders, measure_workload
+from benchmarks.suite.tuned import tuned_sgld
 from benchmarks.suite.workloads import WORKLOADS, Prepared, prepare, smaller
 
 __all__ = ["SECTIONS", "execute", "main"]
@@ -41,15 +44,19 @@ SECTIONS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "roofline": lambda s: roofline(_prepared(2, s.smoke), s),
     "threads": lambda s: threads([_prepared(k, s.smoke) for k in range(3)], s),
     "offline": lambda s: offline_passes(_prepared(2, s.smoke), s),
-    "whole_job": lambda s: whole_job(_prepared(2, s.smoke), s),
+    "jobs": lambda s: whole_jobs([_prepared(k, s.smoke) for k in (1, 2)], s),
     "memory": lambda s: peak_memory(_prepared(2, s.smoke), s),
     "second_law": lambda s: second_law([_prepared(k, s.smoke) for k in range(3)], s),
     "steps": lambda s: step_costs([_prepared(k, s.smoke) for k in range(3)], s),
+    "tuned": lambda s: tuned_sgld([_prepared(k, s.smoke) for k in ((0,) if s.smoke else (0, 1))], s),
     "ess": against_nuts,
-    "intervals": against_bootstrap,
     "passes": per_data_pass,
     "growth": growth,
     "step_matrix": step_matrix,
+    "columns": in_columns,
+    "cores": in_cores,
+    "rows": in_rows,
+    "cluster": cluster_passes,
     "start_up": start_up,
 }
 
@@ -62,15 +69,29 @@ def execute(smoke: bool, out: Path, only: list[str] | None) -> dict[str, Any]:
         "machine": describe(),
         "sections": {},
     }
+    data["sections"] = kept_sections(out, data)
     out.parent.mkdir(parents=True, exist_ok=True)
     with nullcontext() if smoke else pinned():
         for name in only or SECTIONS:
             say(f"section {name}")
+            before = load()
             data["sections"][name] = result = guarded(lambda n=name: SECTIONS[n](settings))  # type: ignore[misc]
+            result["load_at_start"] = before
             if "error" in result:
                 say(f"section {name} failed: {result['error']}")
+            data["sections"] = {key: data["sections"][key] for key in SECTIONS if key in data["sections"]}
             out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     return data
+
+
+def kept_sections(out: Path, data: dict[str, Any]) -> dict[str, Any]:
+    """Sections of an earlier run that are still there: of one as thorough, on the same machine with the same versions."""
+    before = json.loads(out.read_text(encoding="utf-8")) if out.exists() else {}
+    facts = ("processor", "cores", "python", "versions")
+    same = before.get("settings") == data["settings"] and all(
+        before["machine"].get(fact) == data["machine"][fact] for fact in facts
+    )
+    return {name: before["sections"][name] for name in SECTIONS if name in before["sections"]} if same else {}
 
 
 def main() -> None:
@@ -83,7 +104,7 @@ def main() -> None:
     data = execute(options.smoke, options.out, options.only)
     text = render(data)
     options.out.with_suffix(".md").write_text(text, encoding="utf-8")
-    plot(data, options.out.with_suffix(".svg"))
+    plots(data, options.out.with_suffix(".svg"))
     print(text)
 
 

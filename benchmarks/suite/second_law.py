@@ -1,4 +1,4 @@
-"""The second law: an effective draw for a few D rows. Its rate beside others', the whole job, and what a step costs."""
+"""The second law: an effective draw for a few D rows. Its rate beside others', and what a step costs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import equipoise as eq
 from benchmarks.suite.contenders import Run, engine_run, jax_engine, numba_engine
 from benchmarks.suite.effective import compiled_nuts, effective_draws, usual_nuts
 from benchmarks.suite.measure import Settings, guarded, interleave, say, timed
-from benchmarks.suite.peers import require
 from benchmarks.suite.throughput import rate_of
 from benchmarks.suite.workloads import Array, Prepared
 
-__all__ = ["second_law", "step_costs", "whole_job"]
+__all__ = ["second_law", "step_costs"]
 
 # Effective draws of one repeat. Those of plain SGD on a million rows take a tenth of a second each.
 _MANY, _PLAIN, _PLAIN_LARGE, _SMOKE = 20_000, 2000, 200, 100
@@ -129,32 +128,6 @@ def _gaussian(prepared: Prepared, settings: Settings) -> _Sampler:
         return made[None]
 
     return _Sampler(draw, 0.0, {})
-
-
-def whole_job(prepared: Prepared, settings: Settings) -> dict[str, Any]:
-    """`eq.calibrate` from arrays to the printed summary: in passes over the data, and beside statsmodels' fit alone."""
-    x, y, workload = prepared.x, prepared.y, prepared.workload
-    v, r, ess = np.ones(workload.dim), np.ones(workload.rows), 100 if settings.smoke else 1000
-
-    def job() -> None:
-        str(eq.calibrate(eq.glm(workload.family), (x, y), ess=ess, progress=False, threads=1).summary())
-
-    job()  # compiles
-    seconds = interleave({"pass": lambda: (x @ v, r @ x), "calibrate": job}, 1 if settings.smoke else 7)
-    result: dict[str, Any] = {"ess": ess, "seconds": seconds}
-    result["passes"] = min(seconds["calibrate"]) / min(seconds["pass"])
-    result["statsmodels"] = guarded(lambda: {"seconds": timed(lambda: _statsmodels(x, y, workload.family))})
-    if "seconds" in result["statsmodels"]:
-        result["share"] = min(seconds["calibrate"]) / result["statsmodels"]["seconds"]
-    say(f"whole job: {result['passes']:.1f} passes, {result.get('share', float('nan')):.3f} of statsmodels' fit")
-    return result
-
-
-def _statsmodels(x: Array, y: Array, family: str) -> None:
-    """The estimate and its sandwich, by the library that most people use."""
-    api = require("statsmodels.api")
-    law = {"bernoulli": "Binomial", "gaussian": "Gaussian", "poisson": "Poisson"}[family]
-    api.GLM(y, x, family=getattr(api.families, law)()).fit(cov_type="HC0")
 
 
 def step_costs(workloads: list[Prepared], settings: Settings) -> dict[str, Any]:

@@ -121,7 +121,8 @@ class ChainDiverged(EquipoiseError):
         self.chains = chains
         super().__init__(
             f"chain {chain} diverged at step {step}; the finite draws are kept in the .chains attribute of this error. "
-            "To fix: use a larger batch, a target that is not wider than the posterior scale, or guard='auto'."
+            "To fix: use a larger batch; where the loss is far from quadratic at the target's scale, a stronger prior "
+            "(prior_precision=...); or guard=6, which keeps draws within six standard deviations, and read its diagnosis."
         )
 
 

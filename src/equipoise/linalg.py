@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from threadpoolctl import ThreadpoolController
 
 __all__ = [
+    "FAINT",
     "FLAT",
     "Sums",
     "added_form",
@@ -35,6 +36,8 @@ __all__ = [
     "form_times",
     "in_fixed_order",
     "quadratic_forms",
+    "scaled_gram",
+    "split_range",
     "symmetric",
     "times_lower",
     "tree_sum",
@@ -53,8 +56,14 @@ _LARGEST_BLOCK = 1 << 21
 # Rows of a strip of a product, and rows from which it is made in strips.
 _STRIP, _STRIPS = 128, 512
 
-# Eigenvalue of a Hessian scaled to unit diagonal, below which a direction counts as flat.
-FLAT = 1e-9
+# Columns that BLAS multiplies at a time, and how many there must be for the rest not to matter.
+_TILE, _NARROW = 4, 32
+
+# Eigenvalue of a Hessian scaled to unit diagonal, in units of the largest, below which a direction counts as flat: of exactly
+# collinear columns and redundant parameters it is rounding, and an eigenvalue ten times as large is known to a few percent.
+FLAT = 1e-13
+# And below which it may be what a slope that is left makes of a flat direction: that fades as the slope does.
+FAINT = 1e-9
 
 
 def symmetric(a: Array) -> Array:
@@ -102,10 +111,21 @@ def cores() -> int:
 def curvature_axes(H: Array) -> tuple[Array, Array]:
     """Eigenvalues of H scaled to unit diagonal, ascending, and the directions (rows) in parameters they belong to."""
     diagonal = np.abs(np.diag(H))
-    # of the whole matrix: at a saddle point the diagonal may be zero
-    scale = np.sqrt(np.maximum(diagonal, 1e-12 * max(np.abs(H).max(), 1e-200)))
+    # of the whole matrix: at a saddle point the diagonal may be zero; parameters in units 10¹⁰ apart are no such case
+    scale = np.sqrt(np.maximum(diagonal, 1e-20 * max(np.abs(H).max(), 1e-200)))
     values, vectors = np.linalg.eigh(H / np.outer(scale, scale))
     return values, vectors.T / scale
+
+
+def split_range(M: Array, square: Array) -> tuple[Array, Array]:
+    """Vectors (rows) that span the range of a covariance, and those along which it has no variance.
+
+    Both by the threshold of `FLAT`, in units of √square: the mean squares M was made from, of which its zeros are rounding.
+    """
+    scale = np.sqrt(np.where(square > 0.0, square, 1.0))
+    values, vectors = np.linalg.eigh(M / np.outer(scale, scale))
+    varies = values > FLAT * max(float(values[-1]), 1e-200)
+    return (vectors[:, varies] * scale[:, None]).T, (vectors[:, ~varies] / scale[:, None]).T
 
 
 def blocks(n: int, dim: int) -> Iterator[slice]:
@@ -126,12 +146,13 @@ class _Room(threading.local):
     def __init__(self) -> None:
         self.buffer = np.empty(0)
 
-    def like(self, x: Array) -> Array:
-        """Room for a matrix, in the order of its own."""
-        if self.buffer.size < x.size:
-            self.buffer = np.empty(x.size)
-        held = self.buffer[: x.size]
-        return held.reshape(x.shape[::-1]).T if by_columns(x) else held.reshape(x.shape)
+    def like(self, x: Array, width: int | None = None) -> Array:
+        """Room for a matrix of as many rows, in the order of its own."""
+        height, width = len(x), width or x.shape[1]
+        if self.buffer.size < height * width:
+            self.buffer = np.empty(height * width)
+        held = self.buffer[: height * width]
+        return held.reshape(width, height).T if by_columns(x) else held.reshape(height, width)
 
 
 _ROOM = _Room()
@@ -142,11 +163,10 @@ def weighted_gram(x: Array, weight: Array) -> Array:
 
     Rows of negative weight are summed apart.
     """
-    room = _ROOM.like(x)
     below = weight < 0.0
     if not below.any():
-        half = np.multiply(x, np.sqrt(weight)[:, None], out=room)
-        return half.T @ half
+        return scaled_gram(x, np.sqrt(weight))
+    room = _ROOM.like(x)
     if by_columns(x):
         return np.multiply(x, weight[:, None], out=room).T @ x
     count = int(np.count_nonzero(below))
@@ -155,6 +175,15 @@ def weighted_gram(x: Array, weight: Array) -> Array:
         np.compress(rows, x, axis=0, out=part)
         part *= np.sqrt(np.abs(weight[rows]))[:, None]
     return over.T @ over - under.T @ under
+
+
+def scaled_gram(x: Array, scale: Array) -> Array:
+    """Σ scale_n² x_n x_nᵀ; few columns have others of zeros beside them: BLAS is a third slower for eleven than for twelve."""
+    dim = x.shape[1]
+    half = _ROOM.like(x, -(-dim // _TILE) * _TILE if by_columns(x) and dim < _NARROW else dim)
+    np.multiply(x, scale[:, None], out=half[:, :dim])
+    half[:, dim:] = 0.0
+    return (half.T @ half)[:dim, :dim]
 
 
 def quadratic_forms(x: Array, S: Array, root: Array | None) -> Array:

@@ -1,4 +1,4 @@
-"""The benchmark works: every section of a smoke run, the claims, and the pages. Nothing here looks at a time."""
+"""The benchmark works: every section of a smoke run, and the pages. Nothing here looks at a time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from benchmarks.suite.contenders import linear_run
 from benchmarks.suite.measure import NotInstalled, exponent, guarded, interleave
 from benchmarks.suite.peers import CONTENDERS, PACKAGES
 from benchmarks.suite.report import render, write_block
+from benchmarks.suite.short import short
 from benchmarks.suite.throughput import _check, rate_of
-from benchmarks.suite.verdicts import verdicts
+from benchmarks.suite.tuned import best_of
 from benchmarks.suite.workloads import WORKLOADS, make_cell, prepare, smaller
 
 ROOT = Path(suite.__file__).parents[2]
@@ -104,15 +105,17 @@ def test_nothing_in_the_file_tells_whose_machine_it_was(smoke) -> None:
 
 
 @one_worker
-def test_the_table_and_the_plot_are_written(smoke, data) -> None:
+def test_the_table_and_the_plots_are_written(smoke, data) -> None:
     text = smoke.with_suffix(".md").read_text()
     assert text == render(data)
     assert "smoke run" in text
     assert "| **equipoise** |" in text
-    assert "holds" not in text  # the times of a smoke run are held against nothing
+    for head in ("Whole jobs", "SGLD tuned by hand", "Rows", "Columns", "Cores", "Dask"):
+        assert f"\n### {head}\n" in text
     for name, version in data["machine"]["versions"].items():
         assert name in text if version else f" {name}" in text.partition("Not installed")[2]
-    assert smoke.with_suffix(".svg").read_text().startswith("<?xml")
+    for figure in (smoke.with_suffix(".svg"), smoke.with_name("smoke-scaling.svg")):
+        assert figure.read_text().startswith("<?xml")
 
 
 @one_worker
@@ -122,7 +125,8 @@ def test_pages_are_rewritten_between_their_marks(smoke, tmp_path) -> None:
     for name in ("README.md", "docs/benchmarks.md"):
         (tmp_path / name).write_text(page)
     written = suite.write_pages(smoke, tmp_path)
-    assert written == [tmp_path / name for name in ("README.md", "docs/benchmarks.md", "docs/figures/benchmarks.svg")]
+    figures = "docs/figures/benchmarks.svg", "docs/figures/benchmarks-scaling.svg"
+    assert written == [tmp_path / name for name in ("README.md", "docs/benchmarks.md", *figures)]
     readme = (tmp_path / "README.md").read_text()
     assert readme.startswith("before\n<!-- bench:begin -->\n")
     assert readme.endswith("<!-- bench:end -->\nafter\n")
@@ -175,47 +179,6 @@ def test_only_the_contenders_reach_behind_the_public_names(file) -> None:
     assert inner <= ({"engines", "sampling"} if file.stem == "contenders" else set())
 
 
-def test_claims_hold_or_fail_by_their_thresholds() -> None:
-    def cell(ours: float) -> dict:
-        return {"equipoise": {"rate": ours}, "BlackJAX in a scan": {"rate": 1.0}, "NumPy loop": {"not_installed": "x"}}
-
-    sections = {
-        "W1": {"cells": {"W1 B=16": cell(7.9), "W1 B=500": cell(4.1)}},
-        "W3": {"cells": {"W3 B=1000": cell(2.4)}},
-        "passes": {"cases": {"a": {"observed": 0.95}, "b": {"observed": 1.2}, "c": {"error": "broke"}}},
-        "memory": {"ratio": 2.9},
-        "threads": {"error": "no threads"},
-    }
-    found = [(v.what, v.against, v.passed) for v in verdicts({"sections": sections})]
-    assert ("W1 B=16", "BlackJAX in a scan", False) in found
-    assert ("W1 B=500", "BlackJAX in a scan", True) in found
-    assert ("W3 B=1000", "BlackJAX in a scan", False) in found
-    assert ("W1 B=16", "NumPy loop", None) in found
-    assert [p for w, _, p in found if "data pass" in w] == [True, False, None]
-    assert [p for w, _, p in found if "memory" in w] == [True]
-    assert ("threads", "", None) in found
-
-
-def test_nuts_is_held_against_in_every_scope() -> None:
-    rates = {
-        "equipoise, whole job": 40.0,
-        "plain SGD, whole job": 20.0,
-        "NumPyro NUTS, whole job": 1.0,
-        "NumPyro NUTS, whole job, compiled before": 4.0,
-        "plain SGD, sampling only": 50.0,
-        "NumPyro NUTS, sampling only": 2.0,
-    }
-    section = {"W1": {name: {"ess_per_second": rate} for name, rate in rates.items()}}
-    found = {v.what.partition("second, ")[2]: v.measured for v in verdicts({"sections": {"ess": section}})}
-    assert found == {
-        "equipoise, whole job": 40.0,
-        "equipoise, whole job, compiled before": 10.0,
-        "plain SGD, whole job": 20.0,
-        "plain SGD, whole job, compiled before": 5.0,
-        "plain SGD, sampling only": 25.0,
-    }
-
-
 def law_section(nuts: dict) -> dict:
     """Rates of one workload, as the section has them."""
     rates = {
@@ -231,38 +194,54 @@ def law_section(nuts: dict) -> dict:
     return {**found, "NumPyro NUTS": nuts}
 
 
-def test_the_second_law_is_held_against_plain_chains_and_nuts() -> None:
-    law = {
-        "W1": law_section({"ess_per_second": 1.2}),
-        "W2": law_section({"not_installed": "numpyro"}),
-        "W3": law_section({}),
-    }
+def run_of(sections: dict) -> dict:
+    """A run with these sections."""
+    machine = {"caches": {}, "processor": "P", "cores": 2, "memory_gb": 4.0, "versions": {}, "python": ""}
+    return {"settings": {"smoke": False, "repeats": 1}, "machine": machine, "sections": sections}
+
+
+def test_rates_are_shown_beside_plain_chains_and_nuts() -> None:
+    law = {"W1": law_section({"ess_per_second": 1.2}), "W2": law_section({"not_installed": "numpyro"})}
+    text = render(run_of({"second_law": {**law, "measured_in_seconds": 1.0}}))
+    assert "| **W1 control variates, sandwich** | 400 | 40× | 333× | 0.25× | 64 | 70 | 51 |" in text
+    assert "| **W2 control variates, sandwich** | 400 | 40× | – | 0.25× | 64 | 70 | 51 |" in text
+
+
+def test_the_readme_has_a_short_table() -> None:
+    jobs = {"equipoise": {"seconds": 0.5}, "glum": {"seconds": 2.0}, "statsmodels": {"not_installed": "statsmodels"}}
     sections = {
-        "second_law": {**law, "measured_in_seconds": 1.0},
-        "whole_job": {"ess": 1000, "passes": 29.0, "seconds": {"calibrate": [2.0]}, "statsmodels": {"error": "gone"}},
-        "steps": {
-            "cases": {
-                f"W1 B=16, {engine}": {"rates": {}, "ratios": {"control variates over SGLD": 1.2}}
-                for engine in ("Numba", "JAX")
-            }
-        },
+        "jobs": {w: {"ess": 1000, "passes": 29.0, "jobs": jobs} for w in ("W2", "W3")},
+        "second_law": {"W2": law_section({"ess_per_second": 2.0})},
+        "tuned": {"W2": {"best": {"plain": {"ess_per_second": 3.0}, "control variates": {"error": "none"}}}},
+        "rows": {"runs": {str(n): {"seconds": n / 1e5, "peak MB": 900.0} for n in (10**6, 10**7, 10**8)}},
     }
-    found = verdicts({"sections": sections})
-    told = {(v.what.partition(",")[0], v.what.rpartition("second, ")[2], v.against): v for v in found}
-    assert told["W1", "control variates, sandwich", "plain SGD"].measured == 40.0
-    assert told["W1", "control variates, sandwich", "plain SGD"].passed
-    assert told["W3", "control variates, sandwich", "plain SGD"].passed is False
-    assert told["W1", "control variates, posterior", "NumPyro NUTS"].passed
-    assert told["W1", "control variates, posterior, fidelity 0.9", "NumPyro NUTS"].passed
-    missing = told["W2", "control variates, posterior", "NumPyro NUTS"]
-    assert (missing.passed, missing.note) == (None, "numpyro is not installed")
-    assert [v.passed for v in found if "arrays to the summary" in v.what] == [True, None]
-    assert [v.passed for v in found if "time of a step" in v.what] == [False, True]
-    machine = {"caches": {}, "processor": "", "cores": 2, "load_at_start": 0, "versions": {}, "python": ""}
-    settings = {"smoke": False, "repeats": 1}
-    readme = render({"settings": settings, "machine": machine, "sections": sections}, full=False)
-    assert "| **W1 control variates, sandwich** | 400 | 40× | 333× | 0.25× | 64 | 70 | 51 |" in readme
-    assert "29 times a pass over the data." in readme
+    text = short(run_of(sections))
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) <= 8
+    assert rows[0].endswith("| 0.5 s | glum: 2 s |")
+    assert "| 50 | NumPyro NUTS: 2; BlackJAX SGLD, tuned by hand, plain: 3 |" in text
+    assert "| 400 | plain SGD: 10; independent Gaussian draws: 1,600 |" in text
+    assert "| 100,000,000 rows in Parquet, clustered errors, 1000 draws | 1,000 s, 0.9 GB of memory |  |" in text
+    assert "10,000,000 rows" in text
+    assert "1,000,000 rows" not in text
+
+
+def test_the_best_setting_by_hand_is_the_fastest_of_the_right_ones() -> None:
+    grid = [{"ess_per_second": r, "sd_ratio": s} for r, s in ((1.0, 1.0), (5.0, 1.05), (9.0, 1.3), (4.0, 0.95))]
+    assert best_of([*grid, {"diverged": True}])["ess_per_second"] == 5.0
+    assert "spread" in best_of([grid[2], {"diverged": True}])["error"]
+    assert best_of([{"not_installed": "blackjax"}]) == {"not_installed": "blackjax"}
+
+
+def test_a_run_can_be_made_in_parts(tmp_path) -> None:
+    out = tmp_path / "parts.json"
+    settings, machine = {"smoke": True}, {"processor": "P", "cores": 2, "python": "3", "versions": {"numpy": "2"}}
+    now = {"settings": settings, "machine": machine}
+    assert runner.kept_sections(out, now) == {}
+    out.write_text(json.dumps({**now, "sections": {"W2": {"cells": {}}, "W1": {"cells": {}}, "gone": {}}}))
+    assert list(runner.kept_sections(out, now)) == ["W1", "W2"]
+    assert runner.kept_sections(out, {**now, "settings": {"smoke": False}}) == {}
+    assert runner.kept_sections(out, {**now, "machine": {**machine, "cores": 4}}) == {}
 
 
 def test_measuring_takes_turns_and_keeps_the_smallest() -> None:

@@ -24,9 +24,10 @@ import equipoise as eq
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
-TORCH = "torch"  # the page whose blocks need torch
-RUN = [pytest.param(page, marks=pytest.mark.torch) if page.stem == TORCH else page for page in PAGES]
+PAGES = sorted(DOCS.rglob("*.md"))
+TORCH = DOCS / "tutorials" / "torch.md"  # the page whose blocks need torch
+RUN = [pytest.param(page, marks=pytest.mark.torch) if page == TORCH else page for page in PAGES]
+
 
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*^```text\n(?P<shown>.*?)^```\n)?", re.M | re.S)
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d(?:[\d,]*\d)?(?:\.\d+)?(?:e[-+]?\d+)?")
@@ -35,6 +36,11 @@ LINK = re.compile(r"\]\((?!https?:)(?P<page>[^)#\s]*)(?:#(?P<anchor>[^)\s]*))?\)
 # Besides the last printed digit, which rounding may turn: every printed number is deterministic, and the chains
 # contract, so that differences in the last bits of a library's arithmetic stay of that size and do not grow.
 RELATIVE = 1e-6
+
+
+def called(page: Path) -> str:
+    """A page as the tests call it: its path without the ending."""
+    return page.relative_to(DOCS).with_suffix("").as_posix()
 
 
 def run(page: Path) -> Iterator[tuple[re.Match[str], str]]:
@@ -70,14 +76,14 @@ def last_digit(token: str) -> float:
     return 0.0 if decimals == 0 and not exponent else 10.0 ** (int(exponent or 0) - decimals)
 
 
-@pytest.mark.parametrize("page", RUN, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", RUN, ids=called)
 def test_blocks_print_what_is_shown(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.stem == TORCH:
+    if page == TORCH:
         pytest.importorskip("torch", reason="run by make test-torch")
     monkeypatch.chdir(tmp_path)
     for block, printed in run(page):
         problem = difference(block["shown"] or "", printed)
-        assert problem is None, f"{page.name}: {problem}\n{block['code']}\nprinted:\n{printed}"
+        assert problem is None, f"{called(page)}: {problem}\n{block['code']}\nprinted:\n{printed}"
 
 
 @pytest.mark.parametrize(
@@ -113,13 +119,13 @@ def _parameters(signature: str) -> list[str]:
     return [a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, *last]]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=called)
 def test_links_resolve(page: Path) -> None:
     for link in LINK.finditer(page.read_text(encoding="utf-8")):
         target = page if not link["page"] else page.parent / link["page"]
-        assert target.is_file(), f"{page.name} links to {link['page']}, which does not exist"
+        assert target.is_file(), f"{called(page)} links to {link['page']}, which does not exist"
         if link["anchor"]:
-            assert link["anchor"] in _anchors(target), f"{page.name} links to {link[0]}: no such place"
+            assert link["anchor"] in _anchors(target), f"{called(page)} links to {link[0]}: no such place"
 
 
 def _anchors(page: Path) -> set[str]:
@@ -130,7 +136,7 @@ def _anchors(page: Path) -> set[str]:
 
 
 def test_equations_cited_in_the_code_exist() -> None:
-    anchors = _anchors(DOCS / "theory.md") | _anchors(DOCS / "epochs.md")
+    anchors = _anchors(DOCS / "concepts" / "theory.md") | _anchors(DOCS / "concepts" / "epochs.md")
     cited = {
         number
         for folder in ("src", "benchmarks")
@@ -141,10 +147,10 @@ def test_equations_cited_in_the_code_exist() -> None:
     assert {f"eq-{number.replace('.', '-')}" for number in cited} <= anchors
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", PAGES, ids=called)
 def test_tests_cited_exist(page: Path) -> None:
     for name in re.findall(r"`(tests/[^`]*\.py)`", page.read_text(encoding="utf-8")):
-        assert (ROOT / name).is_file(), f"{page.name} cites {name}, which does not exist"
+        assert (ROOT / name).is_file(), f"{called(page)} cites {name}, which does not exist"
 
 
 def rewrite(page: Path) -> None:
@@ -159,7 +165,7 @@ def rewrite(page: Path) -> None:
 
 if __name__ == "__main__":
     for path in PAGES:
-        if path.stem == TORCH and find_spec("torch") is None:
+        if path == TORCH and find_spec("torch") is None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)

@@ -12,10 +12,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import equipoise as eq
 from equipoise.experiments import NAMES, find, reproduce, runner
+from equipoise.experiments.dimension import data, restricted
 from equipoise.experiments.entry import Scale
 from equipoise.experiments.runner import _computing, _essence, _tells
 
@@ -148,6 +150,40 @@ def test_reshuffled_chains_have_their_own_law(smoke) -> None:
     assert usual["mean"] > 3.0 * law["mean"]
     ratio = value(smoke, "figure-nn", run="epochs", method="dq-exact", metric="variance_ratio")["mean"]
     assert ratio > 2.0
+
+
+def test_the_distance_grows_with_the_parameters_that_move(smoke) -> None:
+    """Of first order in them, wherever they lie; the theorem's constant is of another order."""
+    found = numbers(smoke, "figure-dimension", metric="coupling")
+    whole = {(n["batch"], n["method"]): n["mean"] for n in found if n["dataset"] == "all parameters"}
+    part = {(n["batch"], n["method"]): n["mean"] for n in found if n["dataset"] == "a subspace"}
+    laws = {law for law, _ in whole}
+    assert (len(laws), len(whole), len(part)) == (4, 12, 8)
+    for law in laws:
+        expected = 0.0 if law.endswith("parameter") else 1.0
+        # five to twenty parameters, two repetitions of short chains
+        assert growth([n for n in found if n["dataset"] == "all parameters" and n["batch"] == law]) == pytest.approx(
+            expected, abs=0.25
+        )
+    assert all(0.75 < value / whole[key] < 1.33 for key, value in part.items())
+    constants = numbers(smoke, "figure-dimension", metric="theorem_constant", dataset="all parameters")
+    assert growth([n for n in constants if n["batch"] == constants[0]["batch"]]) == pytest.approx(2.5, abs=0.25)
+
+
+def growth(cells: list[dict]) -> float:
+    """Power of the number of parameters with which a mean grows."""
+    return float(np.polyfit(*np.log([(float(n["method"]), n["mean"]) for n in cells]).T, 1)[0])
+
+
+def test_a_subspace_is_a_regression_with_an_offset() -> None:
+    every = data(seed=3, rows=400, dim=6, active=2)
+    full, part = (eq.bind(eq.glm("bernoulli"), rows) for rows in (every, restricted(every, 2)))
+    fit = eq.fit(full)
+    small = eq.moments(part, eq.fit(part))
+    np.testing.assert_allclose(small.params, fit.params[:2], atol=1e-7)
+    whole = eq.moments(full, fit)
+    np.testing.assert_allclose(small.hessian, whole.hessian[:2, :2], rtol=1e-6)
+    np.testing.assert_allclose(small.score_cov, whole.score_cov[:2, :2], rtol=1e-6)
 
 
 def test_missing_data_is_reported_not_hidden(tmp_path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 
 import jax
@@ -378,6 +379,24 @@ def test_a_subspace_of_a_network() -> None:
     whole = cal.chains.tree()["0.weight"]
     assert whole.shape == (*cal.draws.shape[:2], 4, 2)
     np.testing.assert_allclose(whole.reshape(-1, 8), (fit.theta + cal.chains.flat() @ basis)[:, :8], atol=1e-10)
+
+
+@pytest.mark.parametrize(("target", "precision"), [("posterior", 1.0), ("sandwich", 1.0), ("posterior", 0.0)])
+def test_a_softmax_with_a_score_for_every_class(target, precision) -> None:
+    """Along three of nine directions no score varies: a prior gives the posterior all of them, other runs leave them out."""
+    model = eqt.Model(torch.nn.Linear(2, 3), CE, prior_precision=precision)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        plan = eq.plan(model, (X, Y), target=target)
+    whole = target == "posterior" and precision > 0.0
+    assert plan.moments.dim == (9 if whole else 6)
+    assert plan.sampler == "control-variate"
+    assert [bool(re.search("along 3 of 9", str(w.message))) for w in told] == ([] if whole else [True])
+    if target == "sandwich":
+        problem = eq.bind(model, (X, Y))
+        m, basis = eq.moments(problem, plan.fit.params), plan.model.subspace[1]
+        expected = np.linalg.solve(m.hessian, np.linalg.solve(m.hessian, m.score_cov).T) / m.n
+        np.testing.assert_allclose(basis.T @ plan.tuning.target @ basis, expected, rtol=1e-6, atol=1e-12)
 
 
 def test_a_regulariser_of_ones_own() -> None:

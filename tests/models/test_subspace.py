@@ -259,9 +259,22 @@ def test_what_cannot_be_is_refused(net, small, make_data, monkeypatch) -> None:
     with pytest.raises(eq.EquipoiseError, match="total variance is not finite"):
         eq.subspace(flat, rows, np.zeros(400), rank=5).captured(rows, np.zeros(5))
     monkeypatch.setattr(verbs, "available_memory", lambda: 1e5)
-    for call in (lambda: eq.moments(model, data, fit), lambda: eq.calibrate(model, data)):
-        with pytest.raises(eq.InvalidInput, match=r"60 parameters: 0.000173 GB .*eq.subspace.*trainable"):
+    for call in (lambda: eq.moments(model, data, fit), lambda: eq.calibrate(model, data), lambda: eq.plan(model, data)):
+        with pytest.raises(eq.InvalidInput, match=r"60 parameters: 0.000173 GB .* hours.*eq.subspace.*trainable"):
             call()
+    monkeypatch.setattr(verbs, "available_memory", lambda: 1e2)
+    with pytest.raises(eq.InvalidInput, match=r"3 parameters: .* GB .* hours.*leave out columns.*eq.subspace"):
+        eq.plan(eq.glm("poisson"), (x, y))
+
+
+def test_hours_of_work_are_told_beforehand(net, monkeypatch) -> None:
+    model, data, fit, _ = net
+    monkeypatch.setattr(verbs, "_LONG", 1e-7)
+    # 60³ and 150 · 60² times what they take, over 3600
+    with pytest.warns(
+        eq.EquipoiseWarning, match=r"60 parameters take .* GB .* about 1.05e-06 hours. To be faster: use a sub"
+    ):
+        eq.moments(model, data, fit)
 
 
 def test_no_matrix_of_all_parameters_is_made() -> None:
@@ -278,7 +291,7 @@ def test_no_matrix_of_all_parameters_is_made() -> None:
 
     model = eq.Model(lambda p, o: (o["y"] - deep(p, o)) ** 2, init, prior_precision={"a": 1.0, "c": 2.0, "e": 3.0})
     data = {"x": x, "y": np.sin(x[:, 0])}
-    with pytest.raises(eq.InvalidInput, match=r"50,200 parameters: 121 GB for 6 matrices"):
+    with pytest.raises(eq.InvalidInput, match=r"50,200 parameters: 121 GB for 6 matrices .* about 527 hours"):
         eq.moments(model, data, init)
     small = eq.subspace(model, data, init, rank=3)
     fit = eq.fit(small, data)

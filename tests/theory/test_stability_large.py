@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.sparse.linalg import LinearOperator, eigsh
 
+import equipoise as eq
 from equipoise.linalg import congruent
 from equipoise.theory import stability
 
@@ -25,6 +26,23 @@ def test_the_largest_eigenvalue_is_that_of_an_independent_solver(gap, scale) -> 
     assert top == pytest.approx(expected, rel=1e-10)
     if gap >= 1e-2:
         np.testing.assert_allclose(matrix @ vector, top * vector, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("form", ["scalar", "diagonal", "newton"])
+def test_the_largest_multiple_of_many_parameters_has_six_digits(form, monkeypatch) -> None:
+    """In fewer applications of the noise, each a pass over the data, than all digits take; laws agree with it."""
+    rng = np.random.default_rng(4)
+    n, dim = 600, 40
+    x = rng.standard_t(4, size=(n, dim)) * np.geomspace(1.0, 3.0, dim)
+    m = eq.moments(eq.glm("poisson", prior_precision=1.0), (x, rng.poisson(1.0, size=n)), np.zeros(dim))
+    H, dynamics = m.hessian, eq.Dynamics(batch_size=30)
+    direction = {"scalar": 0.5 * np.eye(dim), "diagonal": np.diag(1.0 / np.diag(H)), "newton": np.linalg.inv(H)}[form]
+    found = eq.max_stable_step(m, dynamics, direction)
+    monkeypatch.setattr(stability, "_MULTIPLE", 1e-13)
+    assert found == pytest.approx(eq.max_stable_step(m, dynamics, direction), rel=1e-6)
+    assert eq.stationary(m, 0.999 * found * direction, dynamics).is_stable
+    with pytest.raises(eq.UnstableStep):
+        eq.stationary(m, 1.001 * found * direction, dynamics)
 
 
 def test_an_invariant_start_ends_at_once() -> None:

@@ -47,7 +47,9 @@ def require_marks_used(target: Target, reading: Reading) -> None:
             )
 
 
-def aimed(problem: Problem, whole: Moments | None, found: Moments, target: Target, aim: Aim) -> Covariance:
+def aimed(
+    problem: Problem, whole: Moments | None, found: Moments, target: Target, aim: Aim, known: object = None
+) -> Covariance:
     """The target of a run, checked to be one that a chain can have.
 
     Parameters
@@ -58,6 +60,8 @@ def aimed(problem: Problem, whole: Moments | None, found: Moments, target: Targe
         The moments of all rows, if they are known, and those the chain is tuned with.
     target, aim
         What was asked for.
+    known
+        The sums by cluster that were made with the moments, if any.
 
     Raises
     ------
@@ -73,7 +77,7 @@ def aimed(problem: Problem, whole: Moments | None, found: Moments, target: Targe
             raise InvalidInput("target", f"one of {known}, a matrix or a function", repr(target), remedy)
         # those made from moments alone are of the rows the chain is tuned with
         at = found if whole is not None or target in TARGETS else take_moments(problem, found.params)
-        made = covariance(problem, at, target, lags=aim.lags, small_sample=aim.small_sample)
+        made = covariance(problem, at, target, lags=aim.lags, small_sample=aim.small_sample, known=known)
         _require_enough(made, found, at)
         return replace(made, matrix=target_matrix(made.matrix, found))
     if callable(target):

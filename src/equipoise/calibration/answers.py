@@ -150,7 +150,7 @@ def tidy(
     *,
     method: str = "auto",
     exponentiate: bool = False,
-    **options: Any,
+    **options: object,
 ) -> pd.DataFrame:
     """The coefficient table as a DataFrame, one row per parameter.
 
@@ -200,7 +200,7 @@ def combine(
     *,
     method: str = "auto",
     exponentiate: bool = False,
-    **options: Any,
+    **options: object,
 ) -> pd.DataFrame:
     """Linear combinations of parameters with their intervals.
 
@@ -277,7 +277,7 @@ def confint(
     *,
     method: str = "auto",
     exponentiate: bool = False,
-    **options: Any,
+    **options: object,
 ) -> pd.DataFrame:
     """Intervals of every parameter; columns lower and upper.
 
@@ -298,7 +298,7 @@ def wald(
     hypothesis: str | Sequence[str] | ArrayLike | tuple[ArrayLike, ArrayLike],
     use_f: bool = False,
     kind: str | None = None,
-    **options: Any,
+    **options: object,
 ) -> WaldTest:
     """Wald's test of linear hypotheses, one or several together.
 

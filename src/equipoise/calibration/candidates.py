@@ -71,7 +71,8 @@ def consider(
     if moves.chosen in ("auto", "control-variate"):
         ideal = largest_fidelity_step(fidelity) if fidelity else _comfortable(moments, target, quadratic)
         found += _control_variates(moments, target, moves, length, ideal, _FAITHFUL if fidelity else _SMALLEST)
-    if moves.chosen in ("auto", "sgmcmc") and not (fidelity and moves.chosen == "auto"):
+    # plain gradients without noise along some direction have no variance there, whatever their step
+    if moves.chosen in ("auto", "sgmcmc") and not (fidelity and moves.chosen == "auto") and not len(moments.quiet):
         found.append(_plain(moments, target, moves, length))
     if moves.chosen == "auto":
         found.append(Candidate("gaussian", "", 0, 0.0, 0.0, 0.0, 0.0, note="never taken: no chain, no shape"))

@@ -133,7 +133,22 @@ class Comparison:
     @property
     def time_error(self) -> Array:
         """Relative error of an observed autocorrelation time: √(2(2M+1)/T) for a sum over M = 5τ lags."""
-        return np.sqrt(2.0 * (2.0 * WINDOW * np.maximum(self.observed.tau, 1.0) + 1.0) / self.observed.draws)
+        return _time_error(self.observed.tau, self.observed.draws)
+
+    @property
+    def cautious_time_error(self) -> float:
+        """Its largest, by the larger of the observed times, which few draws make too short, and the predicted."""
+        return float(_time_error(self._cautious_tau, self.observed.draws).max())
+
+    @property
+    def cautious_shape_errors(self) -> tuple[float, float]:
+        """The largest Monte Carlo error of a skewness and of an excess kurtosis, by the same times."""
+        longer = np.sqrt(self._cautious_tau / self.observed.tau)
+        return float((longer * self.skewness_error).max()), float((longer * self.kurtosis_error).max())
+
+    @property
+    def _cautious_tau(self) -> Array:
+        return np.maximum(self.observed.tau, self.expected.tau)
 
     @cached_property
     def sd_ratio(self) -> Array:
@@ -214,9 +229,17 @@ class Comparison:
         The means of h half chains with e effective draws each have (h−1) e times their variance over σ² as χ²_{h−1}, and
         the variance within a half is (1 − 1/e) σ².
         """
+        return max(RHAT, float(np.sqrt(1.0 + self._halves_apart / max(self.half_ess - 1.0, 0.1))))
+
+    def halves_needed(self, limit: float) -> float:
+        """Effective draws in half a chain with which that limit is as low as this one."""
+        return 1.0 + self._halves_apart / (limit * limit - 1.0)
+
+    @property
+    def _halves_apart(self) -> float:
+        """The largest variance of the halves' means, in units of its expectation, that chance alone may give."""
         halves = 2 * self.observed.chains
-        spread = float(chdtri(halves - 1, ALARM / len(self.names))) / (halves - 1)
-        return max(RHAT, float(np.sqrt(1.0 + spread / max(self.half_ess - 1.0, 0.1))))
+        return float(chdtri(halves - 1, ALARM / len(self.names))) / (halves - 1)
 
 
 def compare(chains: Chains, tuning: Tuning, half_step: HalfStep | None = None) -> Comparison:
@@ -237,6 +260,10 @@ def worst_direction(cov: Array, target: Array) -> tuple[float, Array]:
     variances, directions = eigh(cov, target)
     worst = int(np.argmax(np.abs(np.log(np.maximum(variances, np.finfo(float).tiny)))))
     return float(np.sqrt(max(variances[worst], 0.0))), directions[:, worst] * np.sqrt(np.diag(target))
+
+
+def _time_error(tau: Array, draws: int) -> Array:
+    return np.sqrt(2.0 * (2.0 * WINDOW * np.maximum(tau, 1.0) + 1.0) / draws)
 
 
 def distance(cov: Array, other: Array) -> float:

@@ -32,15 +32,15 @@ _STEP = 1e-5  # of a column's standard deviation (or of a predictor) to either s
 @checked_options
 def compare(
     self: Calibration,
-    frame_a: Any,
-    frame_b: Any,
+    frame_a: object,
+    frame_b: object,
     function: str = "difference",
     *,
     level: float = 0.95,
     average: bool = False,
-    offset: tuple[Any, Any] = (None, None),
+    offset: tuple[object, object] = (None, None),
     kind: str | None = None,
-    **options: Any,
+    **options: object,
 ) -> pd.DataFrame:
     """Contrasts of the mean response between two tables, row by row or on average.
 
@@ -144,11 +144,11 @@ def _means(model: GLM, blocks: list[Rows], theta: Array, draws: Array, average: 
 @checked_options
 def effects(
     self: Calibration,
-    data: Any = None,
+    data: object = None,
     variables: Sequence[str] | None = None,
     level: float = 0.95,
     kind: str | None = None,
-    **options: Any,
+    **options: object,
 ) -> pd.DataFrame:
     """Average marginal effects: how much the mean response changes with a variable, averaged over rows.
 

@@ -12,6 +12,7 @@ from equipoise.calibration.judgement import Check, Status, carries_shape, flags,
 from equipoise.cards import Card, html_table
 from equipoise.checks import checked_options, instance, one_of
 from equipoise.errors import InvalidInput
+from equipoise.linalg import in_fixed_order
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.halving import HalfStep
 from equipoise.theory.tuning import Tuning
@@ -119,6 +120,7 @@ class Diagnosis(Card):
 
 
 @checked_options
+@in_fixed_order  # its products are small: threads that wait for one another cost more than they save
 def diagnose(chains: Chains, tuning: Tuning, *, half_step: HalfStep | None = None) -> Diagnosis:
     """Compare what the theory predicted with what the chains did.
 

@@ -12,7 +12,7 @@ from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.data.arrays import Rows
 from equipoise.errors import InvalidInput
-from equipoise.families.response import LAWS
+from equipoise.families.response import law_of
 from equipoise.fitting.fit import fit
 from equipoise.linalg import symmetric
 from equipoise.models.passes import counted, predictor, weighted
@@ -143,7 +143,7 @@ class _Pass:
 
     def __call__(self, rows: Rows) -> _Sums:
         """Sums over one block."""
-        family, law = self.model.family, LAWS[self.model.family.law]
+        family, law = self.model.family, law_of(self.model.family)
         eta, y, p = predictor(rows, self.theta), rows.y, np.array([self.model.constant or 0.0])
         mu = family.mean(eta)
         unit = np.ones(1) if family.parameter in ("scale", "shape") else p

@@ -60,7 +60,7 @@ def intervals(self: Calibration, level: float = 0.95, recentred: bool = False) -
 @checked_options
 def predict(
     self: Calibration,
-    X_new: Any,
+    X_new: object,
     interval: float = 0.95,
     offset: ArrayLike | None = None,
     kind: str = "mean",

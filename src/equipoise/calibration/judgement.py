@@ -20,7 +20,6 @@ from equipoise.calibration.thresholds import (
     POWER,
     SEEN,
     SHAPE,
-    SLOW,
     TARGET,
     sigmas,
 )
@@ -147,7 +146,7 @@ def _covariance(c: Comparison) -> Check:
     elif error > noise + COVARIANCE:
         status, words = "look", f"{beyond}: {_cause(c)}"
     elif floor > POWER:
-        status, words = "unknown", f"{told}: {_too_few(c, floor)}"
+        status, words = "unknown", f"{told}: {_too_few(c, floor, 'makes it')}"
     elif error > noise:
         status, words = "ok", f"{told}, little more than Monte Carlo error alone would make it ({floor:.1%})"
     else:
@@ -176,7 +175,7 @@ def _target(c: Comparison) -> Check:
     elif observed > limit + (LAPLACE if c.expected.posterior else TARGET) and not (c.expected.posterior and _steady(c)):
         status, words = "look", f"the draws miss the target: {_interval(c, c.observed.cov)}"
     elif floor > POWER:
-        status, words = "unknown", f"the step can reach it; {_too_few(c, floor)}"
+        status, words = "unknown", f"the step can reach it; {_too_few(c, floor, 'makes it')}"
     else:
         status, words = "ok", f"the draws' covariance is {observed:.1%} from the target (Monte Carlo error {floor:.1%})"
     return Check("target", predicted, observed, floor, status, words)
@@ -193,11 +192,15 @@ def _interval(c: Comparison, cov: Array) -> str:
     return f"{words}, that of a combination of parameters (mainly {_parameters(c, part)}) {joint:.2f}"
 
 
-def _too_few(c: Comparison, floor: float) -> str:
+def _too_few(c: Comparison, error: float, does: str, most: float = POWER, unit: str = "") -> str:
+    """What to say where Monte Carlo error leaves a check without power: relative, or in a unit."""
     draws = c.observed.draws
+    if not np.isfinite(error):
+        return "cannot tell: these draws have no variance to speak of"
+    has, limit = (f"{error:.2g} {unit}", f"{most:.2g}") if unit else (f"{error:.0%}", f"{most:.0%}")
     return (
-        f"cannot tell, because Monte Carlo error alone makes it {floor:.0%}; to bring that to {POWER:.0%} takes "
-        f"{np.ceil(draws * (floor / POWER) ** 2):,.0f} draws instead of {draws:,}"
+        f"cannot tell, because Monte Carlo error alone {does} {has}; to bring that to {limit} takes "
+        f"{np.ceil(draws * (error / most) ** 2):,.0f} draws instead of {draws:,}"
     )
 
 
@@ -212,9 +215,9 @@ def _effective_draws(c: Comparison) -> Check:
     if 1.0 / ratio[worst] > 1.0 + allowed:
         status: Status = "look"
         words += ": the chain mixes more slowly than predicted; ask for more draws"
-    elif allowed > SLOW:
+    elif c.cautious_time_error > POWER:
         status = "unknown"
-        words += ": too few to tell how well the chain mixes"
+        words += f": {_too_few(c, c.cautious_time_error, 'makes such a number uncertain by')}"
     else:
         status = "ok"
     return Check("effective draws", predicted, observed, observed * spread, status, words)
@@ -234,7 +237,7 @@ def _mean_bias(c: Comparison) -> Check:
         status, words = _predicted_bias(c, size)
     elif limit * error.max() > SEEN:
         status = "unknown"
-        words = f"cannot tell, because Monte Carlo error alone moves a mean by {error.max():.1f} standard deviations"
+        words = _too_few(c, float(error.max()), "moves a mean by", SEEN / limit, "standard deviations")
     else:
         status = "ok"
         words = f"the mean is within {np.abs(c.shift).max():.2f} standard deviations of the minimiser"
@@ -261,8 +264,9 @@ def _joint_mean(c: Comparison) -> Check:
             f"some combination of parameters ({where}) has its mean {found.real:.2f} standard deviations from where it "
         )
         words += "was predicted"
-    elif found.noise > SEEN:
-        status, words = "unknown", "too few effective draws to tell the mean of every combination of parameters"
+    elif found.noise > POWER:
+        moves = "moves the mean of some combination of parameters by"
+        status, words = "unknown", _too_few(c, found.noise, moves, POWER, "standard deviations")
     else:
         status = "ok"
         words = f"no combination of parameters is shifted beyond its prediction and Monte Carlo error ({found.noise:.2f} sd)"
@@ -304,8 +308,10 @@ def _shape(c: Comparison) -> Check:
             " beyond prediction and Monte Carlo error: the shape is the chain's own; read estimate ± z·se, not quantiles "
             "of the draws"
         )
-    elif c.skewness_error.max() > POWER:
-        status, words = "unknown", f"{words}: too few effective draws to tell"
+    elif max(c.cautious_shape_errors) > POWER:
+        # of the two an excess kurtosis always has the larger error
+        few = _too_few(c, max(c.cautious_shape_errors), "makes an excess kurtosis of", POWER, "or so")
+        status, words = "unknown", f"{words}: {few}"
     elif odd and c.expected.posterior:
         status, words = "ok", f"{words} where {told:+.2f} was predicted: shape that N(estimate, target) lacks"
     elif odd:
@@ -337,7 +343,8 @@ def _half_step(c: Comparison) -> Check:
             "half step", 0.0, value, noise, "look", f"{told}, beyond Monte Carlo error ({noise:.2f}): {advice}"
         )
     if float(error.max()) > POWER:
-        return Check("half step", 0.0, value, noise, "unknown", f"{told}: too few effective draws to tell")
+        few = _too_few(c, float(error.max()), "makes a change of", POWER, "or so")
+        return Check("half step", 0.0, value, noise, "unknown", f"{told}: {few}")
     return Check("half step", 0.0, value, noise, "ok", f"{told}, within Monte Carlo error ({noise:.2f})")
 
 
@@ -355,8 +362,12 @@ def _chains(c: Comparison) -> Check:
     worst = float(c.observed.rhat.max())
     if worst >= limit:
         return Check("chains", 1.0, worst, limit - 1.0, "look", "the chains disagree: ask for more draws")
-    if c.half_ess < 2.0 or np.isnan(worst):
-        words = "half a chain has fewer than two effective draws: too few to compare halves"
+    if limit - 1.0 > POWER or np.isnan(worst):
+        needed = np.ceil(c.observed.draws * c.halves_needed(1.0 + POWER) / c.half_ess)
+        words = (
+            f"cannot tell, because halves of chains that agree may have R-hat {limit:.2f} with {c.half_ess:.2g} effective "
+            f"draws each; to bring that to {1.0 + POWER:.2g} takes {needed:,.0f} draws instead of {c.observed.draws:,}"
+        )
         return Check("chains", 1.0, worst, limit - 1.0, "unknown", words)
     return Check("chains", 1.0, worst, limit - 1.0, "ok", "the chains agree")
 

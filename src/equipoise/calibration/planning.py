@@ -18,15 +18,17 @@ from equipoise.checks import shown, whole
 from equipoise.data.metering import reading
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
-from equipoise.linalg import symmetric
+from equipoise.linalg import split_range, symmetric
 from equipoise.models.binding import bind, checked
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Model, Problem
+from equipoise.models.robust import KINDS, moments_for
 from equipoise.models.verbs import moments, require_matrices
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.moments import Moments
+from equipoise.theory.targets import require_scores
 from equipoise.theory.tuning import Tuning, tune
 
 __all__ = ["Plan", "make_plan", "plan", "require_feasible"]
@@ -287,14 +289,17 @@ def make_plan(
     problem = problem.at_constant(fitted.constant)
     if fitted.flat is not None:
         problem, fitted = _identified(problem, fitted)
-    found = moments(problem, fitted, tuning_rows=tuning_rows, seed=seed)
-    wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim)
+    found, known = _moments(problem, fitted, target, tuning_rows, seed)
+    if isinstance(target, str) and target in ("sandwich", *KINDS) and len(found.quiet):
+        problem, fitted = _varied(problem, fitted, found, target)
+        found, known = _moments(problem, fitted, target, tuning_rows, seed)
+    wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim, known)
     sampler, tuning, considered = _choose(problem, found, wanted, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = tuning.predicted.draw_time(every)
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
     steps, batch = discard + stored * every, tuning.dynamics.batch_size
-    reads = reads_of(problem, float(length.chains) * steps * batch, sampler)
+    reads = reads_of(problem, float(length.chains) * steps * batch, batch, sampler)
     return Plan(
         model=problem.model,
         fit=fitted,
@@ -324,6 +329,8 @@ def _choose(
         dynamics = moves.dynamics(found.n)
         noise = "completed" if moves.completed else "langevin"
         given = None if moves.fidelity == "auto" or not moves.fidelity else float(moves.fidelity)
+        if sampler == "gaussian" and len(found.quiet):  # no chain is run, and SGD could not be
+            dynamics, noise = moves.control_variate(found.n, "independent"), "completed"
         tuning = tune(found, matrix, dynamics, moves.proxy, moves.structure, noise=noise, fidelity=given)
         return sampler, tuning, ()
     fidelity = moves.wanted_fidelity(target.kind, problem.quadratic)
@@ -346,8 +353,41 @@ def _identified(problem: Problem, fitted: Fit) -> tuple[Problem, Fit]:
     warnings.warn(
         f"the loss is flat along {flat} of {flat + curved} directions at its minimiser (symmetries or redundant "
         "parameters): the run is restricted to the others, and draws are coordinates along them; chains.tree() has the "
-        "parameters. Use prior_precision=... to identify all of them instead.",
+        "parameters. Use prior_precision=... with target='posterior' to sample all of them instead.",
         EquipoiseWarning,
         stacklevel=4,
     )
     return restricted, replace(fitted, flat=None, theta=restricted.flatten(fitted.params))
+
+
+def _moments(
+    problem: Problem, fitted: Fit, target: Target, tuning_rows: int | None, seed: int
+) -> tuple[Moments, object]:
+    """Moments at a fit, and what was added up beside them for the target, if anything was."""
+    if tuning_rows is None:
+        return moments_for(problem, fitted, target)
+    return moments(problem, fitted, tuning_rows=tuning_rows, seed=seed), None
+
+
+def _varied(problem: Problem, fitted: Fit, found: Moments, kind: str) -> tuple[Problem, Fit]:
+    """Leave out the directions along which a robust covariance has no variance, H⁻¹ of those the scores do not vary along.
+
+    With V = U W Uᵀ, restricting the problem to the columns of P = H⁻¹U gives (PᵀHP)⁻¹ PᵀVP (PᵀHP)⁻¹ = W, so that what is left
+    has H⁻¹VH⁻¹ as its covariance in all parameters: nothing is lost.
+    """
+    varies, quiet = split_range(found.score_cov, np.diag(found.score_cov) + found.mean_score**2)
+    axes = np.linalg.solve(found.hessian, varies.T).T
+    size = np.sqrt(np.einsum("ij,jk,ik->i", axes, found.hessian, axes))
+    restricted = problem.within(fitted.theta, axes / size[:, None])
+    if restricted is None:
+        require_scores(found, kind)
+    assert restricted is not None
+    warnings.warn(
+        f"the scores do not vary along {len(quiet)} of {found.dim} directions at the minimiser, mainly "
+        f"{found.mainly(quiet)}, which the prior alone decides: the {kind} covariance is zero there. The run is restricted to "
+        "the others, and draws are coordinates along them; chains.tree() has the parameters, with that covariance. Use "
+        "target='posterior' to sample all directions.",
+        EquipoiseWarning,
+        stacklevel=4,
+    )
+    return restricted, replace(fitted, theta=restricted.flatten(fitted.params))

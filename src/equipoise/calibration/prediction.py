@@ -13,7 +13,7 @@ from equipoise.arrays import Array
 from equipoise.checks import nearest, shown
 from equipoise.data.arrays import Rows, rows
 from equipoise.errors import InvalidInput
-from equipoise.families.response import LAWS, Law
+from equipoise.families.response import Law, law_of
 from equipoise.linalg import fixed_order
 from equipoise.models.glm import GLM
 from equipoise.models.problem import Model
@@ -128,7 +128,7 @@ _HALVINGS = 60  # of an interval of numbers, until it is one of them
 
 def observation_quantiles(model: GLM, new: Rows, draws: Array, probabilities: tuple[float, float]) -> Array:
     """Quantiles of a new response at every row, (2, M): of its law by the model, averaged over the draws."""
-    law, p = LAWS[model.family.law], np.array([model.constant or 0.0])
+    law, p = law_of(model.family), np.array([model.constant or 0.0])
     some = draws[:: -(-len(draws) // _MIXED)]
 
     def one(block: Rows) -> Array:

@@ -11,6 +11,7 @@ from equipoise.calibration.candidates import Candidate
 from equipoise.data.scanned import Scan
 from equipoise.engines.pooling import pool_bytes, pools_needed
 from equipoise.models.problem import Problem
+from equipoise.models.robust import clustered_with_moments
 
 if TYPE_CHECKING:
     from equipoise.calibration.options import Moves
@@ -19,7 +20,7 @@ __all__ = ["Reads", "expected_passes", "reads_of", "with_reading"]
 
 # Passes that a fit takes from the minimum of a sample, of squared loss and of others.
 _SQUARED, _OTHERS = 2, 3
-# Further ones for a target: two for leverages, one for sums by cluster or over time.
+# Further ones for a target: two for leverages, one for sums over time, or by cluster where those do not go with the moments.
 _TARGETS = {"HC2": 2, "HC3": 2, "CRV1": 1, "CRV3": 1, "HAC": 1}
 _GIGA = 1e9
 
@@ -64,26 +65,27 @@ class Reads:
 def expected_passes(problem: Problem, target: object, moves: Moves) -> float:
     """How many passes over files come before the first step; constants and heavy tails may take one or two more."""
     fit = _SQUARED if problem.quadratic else _OTHERS
-    aim = _TARGETS.get(target, 0) if isinstance(target, str) else 0
+    together = clustered_with_moments(problem, target)
+    aim = _TARGETS.get(target, 0) if isinstance(target, str) and not together else 0
     bare = moves.chosen in ("sgmcmc", "gaussian") and moves.proxy != "dq-exact"
     return float(fit + 1 + aim + (0 if bare else 1))
 
 
-def reads_of(problem: Problem, rows: float, sampler: str) -> Reads | None:
+def reads_of(problem: Problem, rows: float, batch_size: int, sampler: str) -> Reads | None:
     """How the files of a problem are read for so many rows of all chains; None for rows in memory."""
     source = problem.source
     if not isinstance(source, Scan):
         return None
-    pools = 0.0 if sampler == "gaussian" else _pools(source, len(problem.names), rows)
+    pools = 0.0 if sampler == "gaussian" else _pools(source, len(problem.names), rows, batch_size)
     return Reads(
         source.where, source.bytes, source.memory, source.passes, pools, source.meter.pass_seconds(source.read_rows)
     )
 
 
-def _pools(source: Scan, dim: int, rows: float) -> float:  # type: ignore[type-arg]
+def _pools(source: Scan, dim: int, rows: float, batch_size: int) -> float:  # type: ignore[type-arg]
     """Passes for so many rows: one where all rows fit, or those that are drawn."""
     size = pool_bytes(source, dim)
-    return 1.0 if source.n * size <= source.memory else pools_needed(rows, source.memory, size)
+    return 1.0 if source.n * size <= source.memory else pools_needed(source, rows, size, batch_size)
 
 
 def with_reading(problem: Problem, considered: list[Candidate]) -> list[Candidate]:
@@ -93,7 +95,9 @@ def with_reading(problem: Problem, considered: list[Candidate]) -> list[Candidat
         return considered
     each, found = source.meter.pass_seconds(source.read_rows), []
     for candidate in considered:
-        pools = _pools(source, len(problem.names), candidate.rows) + (candidate.batches == "leverage")
+        pools = _pools(source, len(problem.names), candidate.rows, candidate.batch_size) + (
+            candidate.batches == "leverage"
+        )
         note = f"{pools:,.0f} passes over the files" if pools > 1.0 and np.isfinite(pools) else candidate.note
         chain = candidate.sampler != "gaussian"
         found.append(replace(candidate, seconds=candidate.seconds + pools * each, note=note) if chain else candidate)

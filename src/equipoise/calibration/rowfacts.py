@@ -14,6 +14,7 @@ from equipoise.calibration.fitstats import FitStatistics, statistics_of
 from equipoise.cards import Card
 from equipoise.data.arrays import Rows
 from equipoise.errors import InvalidInput
+from equipoise.families.response import LAWS
 from equipoise.models.glm import GLM
 from equipoise.models.linear import LinearProblem
 from equipoise.models.passes import predictor
@@ -90,7 +91,7 @@ def row_facts(cal: Calibration) -> RowFacts | None:
         column_sd=column_sd,
         errors=standard_errors(cal),
         side=_side(model, list(some.blocks()), cal.fit.theta, cal.plan.target.matrix),
-        statistics=None if model.divergence is not None else statistics_of(cal),
+        statistics=statistics_of(cal) if model.divergence is None and model.family.law in LAWS else None,
     )
 
 

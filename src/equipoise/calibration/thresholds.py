@@ -15,7 +15,6 @@ __all__ = [
     "RHAT",
     "SEEN",
     "SHAPE",
-    "SLOW",
     "TARGET",
     "sigmas",
 ]
@@ -26,7 +25,6 @@ TARGET = 0.1  # relative distance of a covariance from the target that matters: 
 BIAS = 0.1  # standard deviations of mean bias that matter
 SHAPE = 0.2  # skewness or excess kurtosis that matters
 MIXING = 0.3  # how much slower than predicted a chain may mix, beyond the error of measuring it
-SLOW = 2.0  # times as slow again as predicted: what a run must be able to see of mixing
 RHAT = 1.02
 GUARD = 1e-3  # share of the steps on which the guard may act
 SEEN = 0.5  # standard deviations of a shift that a run must be able to see

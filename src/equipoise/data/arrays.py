@@ -14,7 +14,7 @@ from equipoise.checks import checked_options, shown
 from equipoise.data.marks import Marks, marked
 from equipoise.data.source import chosen_rows, digest_of, drawn_rows, drawn_shares, ordered_reduce
 from equipoise.errors import InvalidInput
-from equipoise.linalg import Sums, blocks
+from equipoise.linalg import Sums, blocks, fixed_order
 
 if TYPE_CHECKING:
     from equipoise.data.table import Design
@@ -189,16 +189,16 @@ class Rows(Card):
 
 @checked_options
 def rows(
-    x: Any,
-    y: Any,
+    x: object,
+    y: object,
     *,
-    weights: Any = None,
-    frequency: Any = None,
-    offset: Any = None,
+    weights: object = None,
+    frequency: object = None,
+    offset: object = None,
     names: Sequence[str] | None = None,
-    clusters: Any = None,
-    time: Any = None,
-    trials: Any = None,
+    clusters: object = None,
+    time: object = None,
+    trials: object = None,
 ) -> Rows:
     """Check arrays (or pandas objects) and make them `Rows`.
 
@@ -404,9 +404,9 @@ def require_moderate(name: str, array: Array, labels: Index | None = None) -> No
         Naming the first row that is wrong; `labels` are what the rows are called.
     """
     flat = array.ravel(order="K")
-    with np.errstate(over="ignore", invalid="ignore"):
-        # BLAS would start threads for it
-        square = float(np.einsum("i,i->", flat, flat))
+    # BLAS would start threads for it
+    with np.errstate(over="ignore", invalid="ignore"), fixed_order():
+        square = float(flat @ flat)
     if not square <= _LARGEST**2:
         _require_finite(name, array, labels)
 

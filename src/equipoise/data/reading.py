@@ -176,35 +176,38 @@ class Picking(Generic[Block]):
     upto: Callable[[Block], Array]
 
     def __call__(self, job: tuple[Placed, Array]) -> list[Block]:
-        """The rows at which running totals first exceed the ascending marks."""
+        """All of them, one table after the other."""
+        return list(self.tables(job))
+
+    def tables(self, job: tuple[Placed, Array]) -> Iterator[Block]:
+        """The rows at which running totals first exceed the ascending marks, those of one table at a time."""
         placed, marks = job
         if self.upto in (every_row, every_observation) and placed.rows == placed.kept == placed.observations:
-            return self._numbered(placed, marks)
-        found, start, done = [], 0.0, 0
+            yield from self._numbered(placed, marks)
+            return
+        start, done = 0.0, 0
         for chunk in self.reader.chunks(placed):
             total = start + np.cumsum(self.upto(chunk))
             stop = int(np.searchsorted(marks, total[-1], side="left"))
             if stop > done:
-                found.append(chunk.take(np.searchsorted(total, marks[done:stop], side="right")))
+                yield chunk.take(np.searchsorted(total, marks[done:stop], side="right"))
             start, done = float(total[-1]), stop
             if done == marks.size:
                 break
-        return found
 
-    def _numbered(self, placed: Placed, marks: Array) -> list[Block]:
+    def _numbered(self, placed: Placed, marks: Array) -> Iterator[Block]:
         """The same of a part whose rows all take part, once each: only those that are chosen are encoded."""
-        found, start, done = [], 0, 0
+        start, done = 0, 0
         for item in self.reader.frames(placed):
             frame = item[1]
             stop = int(np.searchsorted(marks, start + len(frame), side="left"))
             if stop > done:
                 # each once, since rows are told apart by their numbers
                 chosen, which = np.unique(marks[done:stop].astype(np.int64) - start, return_inverse=True)
-                found.append(self.reader.encoded((placed, frame.iloc[chosen])).take(which))
+                yield self.reader.encoded((placed, frame.iloc[chosen])).take(which)
             start, done = start + len(frame), stop
             if done == marks.size:
                 break
-        return found
 
 
 @dataclass(frozen=True)

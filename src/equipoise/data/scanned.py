@@ -8,6 +8,7 @@ tree of that shape: no bit depends on threads, on `memory` or on who reads which
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from equipoise.cards import Card
 from equipoise.checks import shown
 from equipoise.data.arrays import Rows, rows
 from equipoise.data.cluster import slots_of
+from equipoise.data.fetching import by_part, in_turn, inside, joined, singly
 from equipoise.data.learning import Lot
 from equipoise.data.ledger import pass_key
 from equipoise.data.marks import Marks
@@ -57,6 +59,8 @@ _SHARE = 6
 _ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time", "trials"}
 # Chunks or parts that may wait for their turn, per thread.
 _WAITING = 2
+# Of `memory`, the share that marks of rows to be read take before they go to the disk.
+_SPOOLED = 32
 # Rows of which a pass is made to see what it makes.
 _FEW = 50
 
@@ -219,7 +223,7 @@ class Scan(Card, Generic[Block]):
         decoded, what was read is summed.
         """
         summing, workers = Summing(self._reader, f, width), self._workers
-        if self.executor is not None or len(self.parts) >= _WAITING * workers > _WAITING:
+        if self._side_by_side(workers):
             return tree_sum(self._results(summing, self.parts, self.parts))
         with fixed_order():
             if workers == 1:
@@ -238,9 +242,8 @@ class Scan(Card, Generic[Block]):
         """The rows of these numbers, in this order, in memory; only the parts that have them are read."""
         if isinstance(index, slice):
             index = np.arange(*index.indices(self.height))
-        starts, marks = [float(placed.first_row) for placed in self.parts], np.asarray(index + 0.5)
-        owner = np.searchsorted(starts, marks, side="right") - 1
-        return _in_turn(self._found(owner, marks - np.array(starts)[owner], every_row))
+        starts = np.array([float(placed.first_row) for placed in self.parts])
+        return in_turn(self._found([inside(starts, index)], every_row))
 
     def sample(self, count: int, seed: int | None) -> Block:
         """`count` observations drawn without replacement, in their original order, in memory; one pass.
@@ -250,7 +253,7 @@ class Scan(Card, Generic[Block]):
         """
         if seed is None and 0 < count <= self.lot.size:
             frame = self.lot.fewer(count).frame.reset_index(drop=True)
-            return _singly(_joined([self.encoder(frame, "the sample").take(slice(None))]))
+            return singly(joined([self.encoder(frame, "the sample").take(slice(None))]))
         return self._observed(chosen_rows(self.n, count, seed or 0))
 
     def pool(self, count: int, seed: int, weight: Callable[[Block], Array] | None = None) -> Block:
@@ -274,30 +277,42 @@ class Scan(Card, Generic[Block]):
         self._require_room("count", count)
         if weight is None:
             return self._observed(drawn_rows(self.n, count, seed))
-        return _in_turn(self.fetch(drawn_shares(count, seed), self.weighed(weight)))
+        return in_turn(self.fetch([drawn_shares(count, seed)], self.weighed(weight)))
 
     def weighed(self, weight: Callable[[Block], Array]) -> Weighed[Block]:
         """Weights of observations that `fetch` finds by the share of all weight before them; one pass."""
         totals = list(self._results(Weighing(self._reader, Weight(weight)), self.parts, self.parts))
         return Weighed(weight, tuple(totals))
 
-    def fetch(self, marks: NDArray[Any], weighed: Weighed[Block] | None = None) -> Iterator[tuple[Index, Block]]:
-        """Observations as they are read, those of one part at a time: where among the marks, and the rows; at most one pass.
+    def fetch(
+        self, marks: Iterable[NDArray[Any]], weighed: Weighed[Block] | None = None
+    ) -> Iterator[tuple[Index, Block]]:
+        """Observations as they are read, some at a time: where among all marks, and the rows; at most one pass.
 
         Parameters
         ----------
         marks
-            Numbers of observations; or, with weights, shares of all weight.
+            Arrays of numbers of observations; or, with weights, of shares of all weight. One after the other is asked for,
+            and what is not read yet waits on the disk where it is much.
         weighed
             The weights; each observation is at the shares between what lies before it and what it ends with.
         """
         if weighed is None:
-            starts, shifted = [float(placed.first_observation) for placed in self.parts], marks + 0.5
-            owner = np.searchsorted(starts, shifted, side="right") - 1
-            found = self._found(owner, shifted - np.array(starts)[owner], every_observation)
+            starts = np.array([float(placed.first_observation) for placed in self.parts])
+            found = self._found((inside(starts, some) for some in marks), every_observation)
         else:
-            found = self._found(*weighed.places(marks), Weight(weighed.weight))
-        return ((places, _singly(block)) for places, block in found)
+            found = self._found(map(weighed.places, marks), Weight(weighed.weight))
+        return ((places, singly(block)) for places, block in found)
+
+    @property
+    def at_once(self) -> float:
+        """The largest share of all rows that `fetch` has in memory at a time, if it is asked for all of them."""
+        workers = workers_for(self.memory)
+        if not self._side_by_side(workers):
+            return min(1.0, self._reader.chunk / max(1, self.height))
+        # those that are read or wait, and one that is used
+        together = min(len(self.parts), workers + 1)
+        return min(1.0, together * max(placed.observations for placed in self.parts) / max(1, self.n))
 
     def whole(self) -> Block:
         """All rows, in memory.
@@ -308,7 +323,7 @@ class Scan(Card, Generic[Block]):
             If they do not fit into `memory`.
         """
         self._require_room("memory", self.height)
-        return _joined(list(self.blocks(1)))
+        return joined(list(self.blocks(1)))
 
     @property
     def size(self) -> int:
@@ -331,6 +346,10 @@ class Scan(Card, Generic[Block]):
     @property
     def _workers(self) -> int:
         return workers_for(self.memory, 1 if self.design is None else None)
+
+    def _side_by_side(self, workers: int) -> bool:
+        """Whether whole parts are read at the same time, by threads or elsewhere; otherwise one table after the other."""
+        return self.executor is not None or len(self.parts) >= _WAITING * workers > _WAITING
 
     def _ahead(self, parts: Iterable[Placed]) -> Iterator[tuple[Placed, pd.DataFrame]]:
         """The tables of parts, the next one decoded while the last is used."""
@@ -357,17 +376,32 @@ class Scan(Card, Generic[Block]):
                 yield result
 
     def _observed(self, numbers: Index) -> Block:
-        return _in_turn(self.fetch(numbers))
+        return in_turn(self.fetch([numbers]))
 
-    def _found(self, owner: Index, inside: Array, upto: Callable[[Any], Array]) -> Iterator[tuple[Index, Block]]:
-        """The rows of parts `owner` at the marks `inside` them, each with its number among the marks, as they are read."""
-        order = np.lexsort((inside, owner))
-        needed, first = np.unique(owner[order], return_index=True)
-        cuts = first[1:]
-        jobs = [(self.parts[k], here) for k, here in zip(needed, np.split(inside[order], cuts), strict=True)]
-        found = self._results(Picking(self._reader, upto), jobs, [placed for placed, _ in jobs])
-        for places, blocks in zip(np.split(order, cuts), found, strict=True):
-            yield places, _joined(blocks)
+    def _found(
+        self, marks: Iterable[tuple[Index, Array]], upto: Callable[[Any], Array]
+    ) -> Iterator[tuple[Index, Block]]:
+        """The rows of parts at the marks inside them, each with its number among the marks, as they are read."""
+        waiting, picking = by_part(marks, self.memory // _SPOOLED), Picking(self._reader, upto)
+        needed, every = [self.parts[k] for k in waiting.numbers], deque[Index]()
+
+        def jobs() -> Iterator[tuple[Placed, Array]]:
+            for k in waiting.numbers:
+                places, inside = (np.concatenate(each) for each in zip(*waiting.take(k), strict=True))
+                order = np.argsort(inside, kind="stable")
+                every.append(places[order])
+                yield self.parts[k], inside[order]
+
+        if self._side_by_side(workers_for(self.memory)):
+            for blocks in self._results(picking, jobs(), needed):
+                yield every.popleft(), joined(blocks)
+            return
+        for job in jobs():
+            places, done = every.popleft(), 0
+            for block in picking.tables(job):
+                yield places[done : done + block.height], block
+                done += block.height
+            self.meter.add(job[0].rows)
 
     def _require_room(self, argument: str, count: int) -> None:
         size = count * self.encoder.width * 8
@@ -381,22 +415,6 @@ class Scan(Card, Generic[Block]):
 def workers_for(memory: int, most: int | None = None) -> int:
     """How many may read and sum at a time."""
     return max(1, min(most or os.cpu_count() or 1, memory // (CHUNK * 8 * _SHARE)))
-
-
-def _joined(blocks: list[Block]) -> Block:
-    """Blocks of one source, one after the other."""
-    return cast(Block, cast(Any, type(blocks[0])).joined(blocks))
-
-
-def _in_turn(found: Iterable[tuple[Index, Block]]) -> Block:
-    """Rows in the order of the marks they were found by."""
-    places, blocks = zip(*found, strict=True)
-    return _joined(list(blocks)).take(np.argsort(np.concatenate(places), kind="stable"))
-
-
-def _singly(block: Block) -> Block:
-    """Rows that each stand for one observation."""
-    return cast(Block, replace(cast(Any, block), frequency=None))
 
 
 def as_rows(data: Any) -> Rows | Scan[Rows]:

@@ -81,14 +81,14 @@ def table(
     data: object,
     formula: str,
     *,
-    weights: Any = None,
-    frequency: Any = None,
-    offset: Any = None,
+    weights: object = None,
+    frequency: object = None,
+    offset: object = None,
     missing: str = "raise",
     context: Mapping[str, UserFunction] | None = None,
-    clusters: Any = None,
-    time: Any = None,
-    trials: Any = None,
+    clusters: object = None,
+    time: object = None,
+    trials: object = None,
 ) -> Rows:
     """Turn a table into rows by a formula.
 

@@ -24,6 +24,7 @@ NAMES = {
     "table3": ("table3", "ENTRY"),
     "figure-nn": ("network", "ENTRY"),
     "figure-w2": ("wasserstein", "ENTRY"),
+    "figure-dimension": ("dimension", "ENTRY"),
     "table-cost": ("cost", "ENTRY"),
     "figure-fixed-linear": ("fixed_step", "LINEAR"),
     "figure-fixed-poisson": ("fixed_step", "POISSON"),

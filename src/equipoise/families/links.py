@@ -10,9 +10,11 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from equipoise.arrays import Array
+from equipoise.errors import InvalidInput
 from equipoise.families.family import FAMILIES, Family, ScalarLoss, V, exp
+from equipoise.families.response import LAWS, Law
 
-__all__ = ["LINKS"]
+__all__ = ["LINKS", "register"]
 
 _FAR = 1e100  # predictors beyond are as good as infinite, and their squares are not
 _SERIES = 50.0  # from here on, differences of the hazard from its argument are taken from its asymptotic series
@@ -194,3 +196,27 @@ LINKS: dict[str, dict[str, Family]] = {
     "bernoulli": {"logit": _LOGIT, "probit": _PROBIT, "cloglog": _CLOGLOG},
     **{name: {"log": FAMILIES[name]} for name in ("poisson", "gamma", "negative-binomial")},
 }
+
+
+def register(family: Family, link: str, law: Law | None = None) -> None:
+    """Make a family of one's own known to `eq.glm` by its name, in this process and in those that call this too.
+
+    Parameters
+    ----------
+    family
+        The family; its loss must be convex in the linear predictor.
+    link
+        What its link is called.
+    law
+        The law of its response, for log-likelihoods and intervals of new observations; without it there are none.
+
+    Raises
+    ------
+    InvalidInput
+        If the name is that of a family which is there already.
+    """
+    if family.name in FAMILIES:
+        raise InvalidInput("family", "of a name that no family has", repr(family.name), "give it another name")
+    FAMILIES[family.name], LINKS[family.name] = family, {link: family}
+    if law is not None:
+        LAWS[family.law] = law

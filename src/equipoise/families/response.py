@@ -13,8 +13,10 @@ import numpy as np
 from scipy.special import betainc, gammainc, gammaincc, gammaincinv, gammaln, ndtr, ndtri, xlogy
 
 from equipoise.arrays import Array
+from equipoise.errors import InvalidInput
+from equipoise.families.family import Family
 
-__all__ = ["LAWS", "Law"]
+__all__ = ["LAWS", "Law", "law_of"]
 
 
 @dataclass(frozen=True)
@@ -86,3 +88,18 @@ LAWS: dict[str, Law] = {
         ),
     ),
 }
+
+
+def law_of(family: Family) -> Law:
+    """The law of a family's response.
+
+    Raises
+    ------
+    InvalidInput
+        If a family of one's own came without.
+    """
+    if family.law not in LAWS:
+        raise InvalidInput(
+            "model", "of a family whose response has a known law", family.name, "register it with law=..."
+        )
+    return LAWS[family.law]

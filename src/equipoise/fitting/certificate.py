@@ -10,7 +10,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.errors import FitFailed
-from equipoise.linalg import FLAT
+from equipoise.linalg import FAINT
 from equipoise.models.problem import Minimised, Problem, Yardstick
 
 __all__ = [
@@ -98,8 +98,8 @@ def require_converged(norm: float, limit: float, iterations: int) -> None:
 
 def require_minimum(problem: Problem, spectrum: Array, axes: Array) -> None:
     """Raise `FitFailed` at a stationary point that is not a minimum."""
-    if spectrum[0] < -FLAT:
-        negative = axes[spectrum < -FLAT]
+    if spectrum[0] < -FAINT:
+        negative = axes[spectrum < -FAINT]
         names = ", ".join(dict.fromkeys(problem.names[int(np.abs(v).argmax())] for v in negative[:3]))
         raise FitFailed(
             f"the search ended in a saddle point: the Hessian has {len(negative)} direction(s) of negative curvature, mainly "
@@ -107,7 +107,7 @@ def require_minimum(problem: Problem, spectrum: Array, axes: Array) -> None:
             "a prior.",
             directions=negative,
         )
-    if spectrum[-1] <= FLAT:
+    if spectrum[-1] <= FAINT:
         raise FitFailed("the loss does not curve along any direction. To fix: check that it depends on its parameters.")
 
 

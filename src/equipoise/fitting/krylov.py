@@ -9,7 +9,7 @@ import numpy as np
 from scipy.linalg import eigh_tridiagonal, eigvalsh_tridiagonal
 
 from equipoise.arrays import Array
-from equipoise.linalg import FLAT
+from equipoise.linalg import FAINT
 
 __all__ = ["Ends", "Solved", "ends", "solved"]
 
@@ -81,7 +81,7 @@ def solved(product: Product, gradient: Array, radius: float, tolerance: float, s
     for _ in range(most):
         image = product(direction)
         curve, square = float(direction @ image), float(direction @ direction)
-        if not curve > FLAT * square:
+        if not curve > FAINT * square:
             if np.sqrt(size) <= small:
                 return Solved(x, bent, float(np.sqrt(size)), 1.0, False)
             far = _to_edge(x, direction, radius)
@@ -99,7 +99,7 @@ def solved(product: Product, gradient: Array, radius: float, tolerance: float, s
         if np.sqrt(size) <= tolerance:
             break
         direction = left + ratios[-1] * direction
-    return Solved(x, bent, float(np.sqrt(size)), max(FLAT, _softest(lengths, ratios)), False)
+    return Solved(x, bent, float(np.sqrt(size)), max(FAINT, _softest(lengths, ratios)), False)
 
 
 def _to_edge(x: Array, direction: Array, radius: float) -> float:
@@ -150,7 +150,7 @@ def ends(product: Product, dim: int, most: int, rng: np.random.Generator, away: 
         top = eigvalsh_tridiagonal(diagonal, beside[:-1], select="i", select_range=(count - 1, count - 1))
         value, weights, largest = float(values[0]), np.asarray(turn[:, 0], dtype=np.float64), float(top[0])
         residual = abs(b * float(weights[-1]))
-        if over or residual <= _SETTLED * max(abs(value), FLAT) or value < -max(FLAT, 2.0 * residual):
+        if over or residual <= _SETTLED * max(abs(value), FAINT) or value < -max(FAINT, 2.0 * residual):
             break
     found = np.zeros(dim)
     for (vector, _, _), weight in zip(_chain(product, first, len(weights), away), weights, strict=True):

@@ -17,6 +17,7 @@ from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, converged, polished, require_bounded, require_converged
 from equipoise.fitting.krylov import ends
+from equipoise.linalg import FLAT
 from equipoise.models.problem import Derivatives, Minimised, Problem, Yardstick
 
 __all__ = ["Rough", "minimise", "whitening"]
@@ -35,8 +36,7 @@ _EPS = float(np.finfo(np.float64).eps)
 _WIDE = 400  # columns from which on a matrix costs more than products with many vectors
 _SOLVED, _PRODUCTS = 1e-5, 100  # error of a step by products, of its size, and how many it may take
 _TRIED = 60  # steps of Lanczos' method for an end of a spectrum
-_SUSPICIOUS = 1e-12  # an estimate of the smallest eigenvalue below which all are computed
-_SINGULAR = 1e-14  # smallest eigenvalue of a Hessian scaled to unit diagonal: of exactly collinear columns, up to 2e-15
+_SUSPICIOUS = 1e-12  # an estimate of the smallest eigenvalue, in units of the largest, below which all are computed
 
 
 class Rough(NamedTuple):
@@ -249,6 +249,11 @@ class _Unit(NamedTuple):
     values: Array
     axes: Array
 
+    @property
+    def singular(self) -> bool:
+        """Whether some direction counts as flat."""
+        return bool(self.values[0] <= FLAT * self.values[-1])
+
 
 def _unit(H: Array) -> _Unit:
     """A positive semi-definite matrix in its own units."""
@@ -270,7 +275,7 @@ def _unit_diagonal(H: Array) -> tuple[Array, Array]:
 def whitening(problem: Minimised, metric: Array) -> Array:
     """T with TᵀMT = I; raises when columns are collinear."""
     unit = _unit(metric)
-    if unit.values[0] <= _SINGULAR:
+    if unit.singular:
         raise _collinear(problem, unit)
     return unit.axes / np.sqrt(unit.values) / unit.scale[:, None]
 
@@ -282,10 +287,10 @@ def _newton_map(problem: Minimised, H: Array, own: bool = True) -> _Map:
         return quick
     unit = _unit(H)
     matrix, scale, values, axes = unit
-    if values[0] <= _SINGULAR:
+    if unit.singular:
         metric = problem.search.metric()
         level = unit if metric is None else _unit(metric)
-        raise _collinear(problem, level) if level.values[0] <= _SINGULAR else _level(axes[:, :1].T / scale)
+        raise _collinear(problem, level) if level.singular else _level(axes[:, :1].T / scale)
     return _map_of(cho_factor(matrix), scale, axes[:, 0], float(values[-1] / values[0]), own)
 
 
@@ -311,7 +316,7 @@ def _quick_map(H: Array, own: bool) -> _Map | None:
     rng = np.random.default_rng(0)
     inverse = ends(lambda v: -cho_solve(factor, v), len(H), _TRIED, rng)
     largest = -ends(lambda v: -(matrix @ v), len(H), _TRIED, rng).value
-    if not -1.0 / inverse.value > _SUSPICIOUS:
+    if not -1.0 / inverse.value > _SUSPICIOUS * largest:
         return None
     return _map_of(factor, scale, inverse.vector, -largest * inverse.value, own)
 
@@ -331,7 +336,8 @@ def _collinear(problem: Minimised, unit: _Unit) -> FitFailed:
     columns = tuple(name for name, v in zip(problem.names, blame, strict=True) if v > 0.1 * blame.max())
     return FitFailed(
         f"the Hessian is singular: columns {', '.join(columns)} are collinear (or constant zero). To fix: drop one of "
-        "them, subtract its mean from a column that hardly varies, or add a prior (prior_precision=...).",
+        "them, subtract its mean from a column that hardly varies, or add a prior (prior_precision=...) and use "
+        "target='posterior'.",
         columns,
     )
 

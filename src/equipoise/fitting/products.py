@@ -22,7 +22,7 @@ from equipoise.fitting.certificate import (
     require_rise,
 )
 from equipoise.fitting.krylov import Ends, Solved, ends, solved
-from equipoise.linalg import FLAT
+from equipoise.linalg import FAINT
 from equipoise.models.problem import Derivatives, Problem
 from equipoise.progress import Progress
 
@@ -133,7 +133,7 @@ def steered(problem: Problem, start: Array, max_iterations: int) -> Fit:
     limit = converged(problem.search.yardstick(place.theta), problem.n)
     if place.norm <= limit:
         _require_risen(first, chart, place, start)
-    curved = lowest.value if lowest.value > FLAT else FLAT
+    curved = lowest.value if lowest.value > FAINT else FAINT
     named = flat * chart.scale if len(flat) else None
     return Fit(
         place.theta, place.norm, place.norm <= limit, chart.steps, place.here.value, largest / curved, flat=named
@@ -241,7 +241,7 @@ def _spectrum(chart: _Chart, theta: Array) -> tuple[Ends, Array, float]:
     for _ in range(_NAMED + 1):
         lowest = ends(product, dim, _SPECTRUM, rng, flat)
         largest = max(largest, lowest.largest)
-        if abs(lowest.value) > FLAT or len(flat) == min(_NAMED, dim - 1):
+        if abs(lowest.value) > FAINT or len(flat) == min(_NAMED, dim - 1):
             break
         flat = np.vstack([flat, lowest.vector])
     return lowest, flat, largest
@@ -249,7 +249,7 @@ def _spectrum(chart: _Chart, theta: Array) -> tuple[Ends, Array, float]:
 
 def _left(chart: _Chart, place: _Place, lowest: Ends) -> _Place | None:
     """A lower place along a direction of negative curvature; None without one, or where it leads nowhere."""
-    if lowest.value >= -FLAT:
+    if lowest.value >= -FAINT:
         return None
     downhill = -1.0 if float(place.here.gradient @ lowest.vector) > 0.0 else 1.0
     length = min(max(1.0, place.radius), _FURTHEST)

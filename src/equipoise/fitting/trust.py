@@ -21,7 +21,7 @@ from equipoise.fitting.certificate import (
 from equipoise.fitting.newton import whitening
 from equipoise.fitting.products import separation, steered
 from equipoise.fitting.smoothness import allowed, require_smooth
-from equipoise.linalg import FLAT, curvature_axes, symmetric
+from equipoise.linalg import FAINT, FLAT, curvature_axes, symmetric
 from equipoise.models.problem import Derivatives, Problem
 
 __all__ = ["FEW", "descend"]
@@ -120,7 +120,7 @@ def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Ar
     """
     problem, before = frame.problem, value
     yard = problem.search.yardstick(frame.theta(z))
-    z, norm, steps = _polished(frame, z, polished(yard))
+    z, norm, steps = _settled(frame, z, polished(yard))
     theta, iterations = frame.theta(z), iterations + steps
     value, _, H = frame.at(z)
     spectrum, axes = curvature_axes(H)
@@ -132,8 +132,8 @@ def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Ar
     axes = frame.directions(axes)
     require_minimum(problem, spectrum, axes)
     if np.any(np.diag(H) < _FADED * bends):
-        require_rise(problem, theta, axes[spectrum > FLAT], before - value)
-    flat = axes[np.abs(spectrum) <= FLAT]
+        require_rise(problem, theta, axes[spectrum > FLAT * spectrum[-1]], before - value)
+    flat = axes[spectrum <= FLAT * spectrum[-1]]
     found = flat if len(flat) else None
     return Fit(theta, norm, True, iterations, value, _condition(frame.own(z).hessian), flat=found)
 
@@ -141,7 +141,7 @@ def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Ar
 def _distance(frame: _Frame, spectrum: Array, axes: Array, gradient: Array) -> float:
     """Of a gradient in the parameters, in standard errors along the directions that curve."""
     inner = gradient if frame.basis is None else gradient @ frame.basis
-    up = spectrum > FLAT
+    up = spectrum > FLAT * spectrum[-1]
     return float(np.sqrt(frame.problem.n * np.sum((axes[up] @ inner) ** 2 / spectrum[up])))
 
 
@@ -155,7 +155,7 @@ def _require_close(problem: Problem, start: Array, found: Fit, distance: Callabl
 def _condition(H: Array) -> float:
     """Of a Hessian scaled to unit diagonal, along the directions it curves in."""
     spectrum = curvature_axes(H)[0]
-    curved = spectrum[spectrum > FLAT]
+    curved = spectrum[spectrum > FLAT * spectrum[-1]]
     return float(curved[-1] / curved[0])
 
 
@@ -181,16 +181,33 @@ def _trusted(frame: _Frame, max_iterations: int) -> tuple[Array, int]:
     return rough.x, int(rough.nit)
 
 
-def _polished(frame: _Frame, z: Array, limit: float) -> tuple[Array, float, int]:
+def _settled(frame: _Frame, z: Array, limit: float) -> tuple[Array, float, int]:
+    """Newton steps to the minimum: where, how far from zero, and how many.
+
+    A faint curvature may be real (columns that are nearly collinear), or what a slope in other directions makes of a flat one
+    (the product of two parameters). The latter fades with the slope, so that those directions are told apart, and those that
+    curve followed, once the others are at their minimum as far as rounding allows.
+    """
+    z, norm, steps = _polished(frame, z, limit, FAINT)
+    spectrum = curvature_axes(frame.at(z).hessian)[0]
+    size = np.abs(spectrum) / spectrum[-1]
+    if not np.any((size > FLAT) & (size <= FAINT)):
+        return z, norm, steps
+    z, _, more = _polished(frame, z, 0.0, FAINT)
+    z, norm, last = _polished(frame, z, limit, FLAT)
+    return z, norm, steps + more + last
+
+
+def _polished(frame: _Frame, z: Array, limit: float, faint: float) -> tuple[Array, float, int]:
     """Newton steps in the curved directions until they no longer shrink: where, how far from zero, and how many."""
     norm, steps = np.inf, 0
     for _ in range(_POLISHING):
         _, gradient, H = frame.at(z)
         spectrum, axes = curvature_axes(H)
-        up = spectrum > FLAT
+        up = spectrum > faint * spectrum[-1]
         direction = -((axes[up] @ gradient) / spectrum[up]) @ axes[up]
         # along flat directions a slope, if any, is never made up for: measure it as if they curved like the others
-        slope = axes[np.abs(spectrum) <= FLAT] @ gradient
+        slope = axes[~up & (np.abs(spectrum) <= FAINT * spectrum[-1])] @ gradient
         decrement = max(0.0, -float(gradient @ direction)) + float(slope @ slope)
         previous, norm = norm, float(np.sqrt(decrement * frame.problem.n))
         if norm <= limit or norm >= previous or not np.isfinite(frame.at(z + direction).value):

@@ -8,7 +8,7 @@ from scipy.special import gammaln
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.errors import InvalidInput
-from equipoise.families.response import LAWS
+from equipoise.families.response import law_of
 from equipoise.models.glm import GLM
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Problem
@@ -59,7 +59,7 @@ def _of_rows(model: GLM, rows: Rows, draws: Array) -> Array:
     p = np.array([model.constant or 0.0])
     eta = draws @ rows.x.T + (0.0 if rows.offset is None else rows.offset)
     y = np.broadcast_to(rows.y, eta.shape)
-    value = -(model.family.loss.value(eta, y, p) + LAWS[model.family.law].left_out(rows.y, p))
+    value = -(model.family.loss.value(eta, y, p) + law_of(model.family).left_out(rows.y, p))
     if rows.weights is not None:
         value = rows.weights * value
         if model.family.name == "gaussian":  # a precision weight w is a variance σ²/w

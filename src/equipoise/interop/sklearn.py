@@ -73,8 +73,11 @@ class _Calibrated(BaseEstimator):  # type: ignore[misc]
         """The calibration of a model; to the posterior, which penalised rows always have, where the target is singular."""
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
         try:
-            return calibrate(model, data, target=self.target, ess=self.ess, seed=seed, progress=False)
-        except InfeasibleTarget:
+            with warnings.catch_warnings():
+                # a run on a part of the directions has other coordinates than the columns
+                warnings.filterwarnings("error", "the scores do not vary", EquipoiseWarning)
+                return calibrate(model, data, target=self.target, ess=self.ess, seed=seed, progress=False)
+        except (InfeasibleTarget, EquipoiseWarning):
             if not isinstance(self.target, str) or self.target == "posterior":
                 raise
             found = calibrate(model, data, target="posterior", ess=self.ess, seed=seed, progress=False)

@@ -17,17 +17,21 @@ from equipoise.data.marks import Labels, Marks
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.models.covariance import Covariance, left, pulled
-from equipoise.models.passes import Both, BothSums
+from equipoise.models.passes import Beside, Both, BothSums
 from equipoise.models.problem import Rowwise
 from equipoise.theory.moments import Moments
 
-__all__ = ["Grouped", "clustered"]
+__all__ = ["Grouped", "cluster_pass", "clustered"]
 
 _LEAST = 1e-8  # smallest eigenvalue a repaired matrix is given, in units of its one-way parts' variances
 _CHANGED = 1e-6  # relative change of a standard error that a repair is reported from
 _DENSE = 4  # times as many whole numbers as rows, up to which they are places in a table
 _COPIES = 3  # of the sums of all clusters that are held while blocks are joined
 _SINGULAR = 1e-10  # share of the information that is left without a cluster, below which it counts as none
+
+
+# Which columns of labels are summed by, for one way of clustering and for two, whose intersection counts too.
+_WAYS: dict[int, list[tuple[int, ...]]] = {1: [(0,)], 2: [(0,), (1,), (0, 1)]}
 
 
 class Grouped:
@@ -113,16 +117,27 @@ class _ClusterPass:
         return _GroupedSums(Grouped.of(block.marks.labels[:, list(self.ways)], rows, self.room))
 
 
-def clustered(problem: Any, rowwise: Rowwise, moments: Moments, kind: str, small_sample: bool | str) -> Covariance:
-    """CRV1 or CRV3 by the clusters that the rows of the problem are marked with: see `eq.robust`."""
-    names = _require_clusters(problem, kind)
-    wanted = [(0,)] if len(names) == 1 else [(0,), (1,), (0, 1)]
-    parts, groups, bent = [], [], kind == "CRV3"
+def cluster_pass(problem: Any, rowwise: Rowwise, kind: str) -> Beside:
+    """The sums of CRV1 or CRV3 by the clusters that the rows of the problem are marked with, all ways in one reading."""
+    names, bent = _require_clusters(problem, kind), kind == "CRV3"
     room = float(getattr(problem.source, "memory", np.inf))
-    passes: list[Any] = [_ClusterPass(rowwise, ways, bent, room) for ways in wanted]
-    # all ways in one reading
-    found = problem.source.reduce(reduce(Both, passes), moments.dim ** (2 if bent else 1))
-    for ways, sums in zip(wanted, _by_way(found), strict=True):
+    passes: list[Any] = [_ClusterPass(rowwise, ways, bent, room) for ways in _WAYS[len(names)]]
+    return Beside(problem.source, reduce(Both, passes), len(problem.names) ** (2 if bent else 1))
+
+
+def clustered(
+    problem: Any, rowwise: Rowwise, moments: Moments, kind: str, small_sample: bool | str, known: Any = None
+) -> Covariance:
+    """CRV1 or CRV3 by the clusters that the rows of the problem are marked with: see `eq.robust`.
+
+    `known` is what `cluster_pass` summed up, where that was done before.
+    """
+    names = _require_clusters(problem, kind)
+    parts, groups, bent = [], [], kind == "CRV3"
+    if known is None:
+        made = cluster_pass(problem, rowwise, kind)
+        known = made.source.reduce(made.f, made.width)
+    for ways, sums in zip(_WAYS[len(names)], _by_way(known), strict=True):
         groups.append(len(sums))
         if len(sums) < 2:
             raise InvalidInput("clusters", "at least two", f"all rows in one ({names[ways[0]]})", "use HC1")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from equipoise.models.joint import JointProblem
 from equipoise.models.layout import FlatLayout
 from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
+    Beside,
     Both,
     BoundPass,
     CrossPass,
@@ -221,6 +222,10 @@ class LinearProblem(Card):
         del theta
         return self
 
+    def within(self, theta: Array, axes: Array) -> None:
+        """A regression has one parameter for each column, and none for combinations of them."""
+        del theta, axes
+
     def flatten(self, params: object) -> Array:
         """Check and return a parameter vector."""
         theta = finite_array("params", params, "pass the fit, or fit.params")
@@ -253,11 +258,15 @@ class LinearProblem(Card):
 
     def moments(self, theta: Array) -> Moments:
         """J, V, H and the curvature operator at θ."""
+        return self.moments_beside(theta)[0]
+
+    def moments_beside(self, theta: Array, beside: Beside | None = None) -> tuple[Moments, Any]:
+        """The same, and in the same reading of the rows what another pass sums up."""
         here = self.settled(theta)
-        sums, stacked = self._moment_sums(here.model, theta)
+        sums, stacked, others = self._moment_sums(here.model, theta, beside)
         n = self.source.n
         J, mean = symmetric(sums.hessian) / n, sums.score / n
-        return Moments(
+        found = Moments(
             n=self.n,
             params=theta,
             loss_hessian=J,
@@ -269,14 +278,20 @@ class LinearProblem(Card):
             constant=here.constant,
             curvature=LinearCurvature(here, theta, stacked=stacked),
         )
+        return found, others
 
-    def _moment_sums(self, model: GLM, theta: Array) -> tuple[MomentSums, StackedSums | None]:
-        """Those of the moments, and in the same pass what an estimated constant adds to them."""
+    def _moment_sums(
+        self, model: GLM, theta: Array, beside: Beside | None
+    ) -> tuple[MomentSums, StackedSums | None, Any]:
+        """Those of the moments, and in the same pass what an estimated constant adds to them, or what is asked for beside."""
         plain = MomentPass(model, theta)
+        if beside is not None:
+            both = beside.source.reduce(Both(plain, beside.f), beside.width)
+            return both.first, None, both.second
         if not self.free:
-            return self.source.reduce(plain), None
+            return self.source.reduce(plain), None, None
         both = self.source.reduce(Both(plain, StackedPass(LinearRowwise(model, theta))))
-        return both.first, both.second
+        return both.first, both.second, None
 
     def curvature(self, theta: Array) -> LinearCurvature:
         """The operator behind K at θ."""

@@ -215,7 +215,7 @@ class LinearSearch:
         if rows < columns:
             raise FitFailed(
                 f"there are fewer rows than columns, {rows} and {columns}: the coefficients are not determined. To fix: "
-                "use more rows or fewer columns, or add a prior (prior_precision=...)."
+                "use more rows or fewer columns, or add a prior (prior_precision=...) and use target='posterior'."
             )
         raise FitFailed(
             f"{columns} columns fit {rows} rows exactly: no residual is left to estimate the scale from. To fix: use more "

@@ -13,13 +13,15 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
-from equipoise.linalg import Sums, form_times, quadratic_forms, symmetric, times_lower, weighted_gram
+from equipoise.data.source import Source
+from equipoise.linalg import Sums, form_times, quadratic_forms, scaled_gram, symmetric, times_lower, weighted_gram
 from equipoise.theory.curvature import ImagePass, emphasis
 
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM
 
 __all__ = [
+    "Beside",
     "Both",
     "BothSums",
     "BoundPass",
@@ -88,6 +90,14 @@ class Both:
         return BothSums(self.one(rows), self.other(rows))
 
 
+class Beside(NamedTuple):
+    """A pass that is made in the same reading as another: over the same rows with marks beside them, in blocks so wide."""
+
+    source: Source[Rows]
+    f: Callable[[Rows], Any]
+    width: int
+
+
 class LossSums(NamedTuple):
     """Σ w ℓ, Σ w ℓ' x and Σ w ℓ'' x xᵀ over the observations; what was not asked for is empty."""
 
@@ -140,10 +150,11 @@ class MomentPass:
         """Sums over one block."""
         loss, eta = self.model.loss, predictor(rows, self.theta)
         g, h = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2))
-        score, hessian, scatter = (counted(rows, terms) for terms in (g, h, g**2))
+        score, hessian = counted(rows, g), counted(rows, h)
+        root = g if rows.frequency is None else g * np.sqrt(rows.frequency)
         return MomentSums(
             float(score @ g), float(np.sum(hessian)), score @ rows.x, weighted_gram(rows.x, hessian),
-            weighted_gram(rows.x, scatter),
+            scaled_gram(rows.x, root),
         )  # fmt: skip
 
 

@@ -348,6 +348,10 @@ class Problem(Protocol):
         """The problem restricted to the directions its loss curves along at a minimiser θ."""
         ...
 
+    def within(self, theta: Array, axes: Array) -> Problem | None:
+        """The problem restricted to θ + the span of the rows of `axes`; None where parameters cannot be combined."""
+        ...
+
     def flatten(self, params: object) -> Array:
         """Parameters in the user's structure, checked, as a flat vector."""
         ...

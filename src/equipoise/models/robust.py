@@ -8,7 +8,7 @@ dispersion that was estimated enters through stacked scores: zero where the mean
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,15 +19,26 @@ from equipoise.data.marks import Marks
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.models.binding import verb
-from equipoise.models.clustered import clustered
+from equipoise.models.clustered import cluster_pass, clustered
 from equipoise.models.covariance import Covariance, left, pulled
+from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Problem, Rowwise
 from equipoise.models.verbs import moments as take_moments
 from equipoise.models.verbs import settle
 from equipoise.theory.moments import Moments
 from equipoise.theory.targets import TARGETS, sandwich
 
-__all__ = ["CLUSTERED", "KINDS", "PLAIN", "Covariance", "covariance", "from_moments", "robust"]
+__all__ = [
+    "CLUSTERED",
+    "KINDS",
+    "PLAIN",
+    "Covariance",
+    "clustered_with_moments",
+    "covariance",
+    "from_moments",
+    "moments_for",
+    "robust",
+]
 
 CLUSTERED = ("CRV1", "CRV3")
 PLAIN = (*TARGETS, "HC0", "HC1")  # those that moments are enough for
@@ -115,8 +126,11 @@ def covariance(
     time: object = None,
     lags: int | None = None,
     small_sample: bool | str = True,
+    known: Any = None,
 ) -> Covariance:
     """A covariance by name, with where it comes from; `moments` are those of all rows at the estimate.
+
+    `known` are its sums by cluster, where `moments_for` made them.
 
     Raises
     ------
@@ -137,7 +151,27 @@ def covariance(
     if kind == "HAC":
         lags = int(4.0 * (n / 100.0) ** (2.0 / 9.0)) if lags is None else whole("lags", lags, 0, "leave it out")
         return Covariance(pulled(moments, _smoothed(here, rowwise, moments, lags)), kind, lags=lags)
-    return clustered(here, rowwise, moments, kind, small_sample)
+    return clustered(here, rowwise, moments, kind, small_sample, known)
+
+
+def clustered_with_moments(problem: Problem, kind: object) -> bool:
+    """Whether sums by cluster are made in the same reading of files as the moments."""
+    linear = isinstance(problem, LinearProblem) and not problem.free and not problem.source.in_memory
+    return linear and isinstance(kind, str) and kind in CLUSTERED
+
+
+def moments_for(problem: Problem, params: object, kind: object) -> tuple[Moments, Any]:
+    """Moments at a fit and, where rows are read from files, in the same reading the sums by cluster of a kind that has them.
+
+    There are none where the scores depend on moments, as those beside an estimated shape do.
+    """
+    here, values = settle(problem, params)
+    if not clustered_with_moments(here, kind) or not isinstance(here, LinearProblem):
+        return take_moments(problem, params), None
+    theta = here.flatten(values)
+    beside = cluster_pass(here.marked(), here.rowwise(theta), str(kind))
+    found, sums = here.moments_beside(theta, beside)
+    return replace(found, loss=here.model.title.name), sums
 
 
 def from_moments(moments: Moments, kind: str, quadratic: bool) -> Covariance:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from math import prod
 from typing import Protocol, runtime_checkable
 
 from equipoise.checks import whole
-from equipoise.errors import InvalidInput
+from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.files import available_memory
-from equipoise.linalg import cores
 from equipoise.models.binding import verb
 from equipoise.models.problem import CUSTOM, Problem
 from equipoise.theory.moments import Moments
@@ -17,9 +17,13 @@ from equipoise.theory.moments import Moments
 __all__ = ["Fitted", "moments", "require_matrices", "settle"]
 
 _MATRICES = 6  # of D×D numbers that are held at once where moments are taken and a step is tuned
-# Operations for each of N·D² numbers of moments, of a loss of one's own and of a linear predictor's; for each of D³ of
-# tuning; how many a core does in a second; and the hours that are too many.
-_OWN, _LINEAR, _FACTORS, _SPEED, _MOST_HOURS = 20.0, 4.0, 100.0, 2e10, 24.0
+# Seconds of D³ and of N·D²: fit, moments, tuning and its law at D = 500 and 1000 on one core.
+_CUBIC, _PER_ROW = 1.5e-8, 1e-9
+_LONG, _DAY = 1.0, 24.0  # hours that are told of beforehand, and that are refused
+_GENERAL = "use a subspace, eq.subspace(model, data, params, rank=50), or some layers alone (trainable=...)"
+_LINEAR = (
+    "leave out columns, or write it as an eq.Model and use eq.subspace(model, data, params); eq.fit alone takes it"
+)
 
 
 @runtime_checkable
@@ -45,7 +49,7 @@ def settle(problem: Problem, params: object) -> tuple[Problem, object]:
 
 
 def require_matrices(problem: Problem) -> None:
-    """Refuse, before anything is computed, a problem whose D×D matrices do not fit into memory, or take more than a day.
+    """Refuse, before anything is computed, a problem whose D×D matrices do not fit into memory or take days; warn of hours.
 
     Raises
     ------
@@ -54,21 +58,23 @@ def require_matrices(problem: Problem) -> None:
     """
     dim = sum(prod(shape) for _, shape in problem.layout.variables)
     needed, free = 8.0 * _MATRICES * dim * dim, available_memory()
-    own = problem.model.title.name == CUSTOM
-    work = (_OWN if own else _LINEAR) * float(problem.source.n) * dim**2 + _FACTORS * float(dim) ** 3
-    hours = work / (_SPEED * cores()) / 3600.0
-    if needed > free or hours > _MOST_HOURS:
-        linear = "leave out columns, or write the regression as an eq.Model and use eq.subspace; eq.fit alone takes it"
-        general = (
-            "use a subspace, eq.subspace(model, data, params, rank=50), or some layers alone, eq.Model(trainable=...)"
-        )
+    hours = (_CUBIC * dim + _PER_ROW * problem.n) * float(dim) ** 2 / 3600.0
+    alternative = _GENERAL if problem.model.title.name == CUSTOM else _LINEAR
+    size = f"{dim:,} x {dim:,}"
+    cost = f"{_short(needed / 1e9)} GB for {_MATRICES} matrices of {size}, and about {_short(hours)} hours"
+    if needed > free or hours > _DAY:
         raise InvalidInput(
             "model",
             f"one whose covariance matrices fit into the {free / 1e9:.3g} GB of memory available, and take less than a day",
-            f"{dim:,} parameters: {needed / 1e9:,.3g} GB for {_MATRICES} matrices of {dim:,} x {dim:,}, and about "
-            f"{hours:,.2g} hours",
-            general if own else linear,
+            f"{dim:,} parameters: {cost}",
+            alternative,
         )
+    if hours > _LONG:
+        warnings.warn(f"{dim:,} parameters take {cost}. To be faster: {alternative}.", EquipoiseWarning, stacklevel=2)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.3g}"
 
 
 @verb

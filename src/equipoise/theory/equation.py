@@ -8,6 +8,7 @@ close to the limit.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from scipy.sparse.linalg import LinearOperator, cg
@@ -17,10 +18,19 @@ from equipoise.linalg import symmetric
 from equipoise.theory.modes import Modes
 from equipoise.theory.proxy import Noise
 
-__all__ = ["balance", "whitened"]
+__all__ = ["Balanced", "balance", "whitened"]
 
 
 _RESIDUAL = 1e-13  # relative residual asked of the solver; rounding stops it not far above
+
+
+class Balanced(NamedTuple):
+    """A solution S in the modes' coordinates, its relative residual, and Σ and C(Σ) in the parameters'."""
+
+    spread: Array
+    residual: float
+    cov: Array
+    noise: Array
 
 
 def whitened(noise: Noise, modes: Modes) -> Callable[[Array], Array] | None:
@@ -31,12 +41,16 @@ def whitened(noise: Noise, modes: Modes) -> Callable[[Array], Array] | None:
     return lambda S: modes.force(linear(modes.outward(S)))
 
 
-def balance(modes: Modes, noise: Noise, source: Array) -> tuple[Array, float]:
-    """Solve (E − F) ∘ S − K̃(S) = source for a symmetric S; returns it with its relative residual."""
+def balance(modes: Modes, noise: Noise, source: Array) -> Balanced:
+    """Solve (E − F) ∘ S − K̃(S) = source for a symmetric S.
+
+    Its residual takes the noise at Σ, a pass over the data, which the law of the chain needs as well.
+    """
     resistance = modes.first_order - modes.second_order
     spread = whitened(noise, modes)
     if spread is None:
-        return source / resistance, 0.0
+        S = source / resistance
+        return Balanced(S, 0.0, symmetric(modes.outward(S)), noise.constant)
     dim = len(source)
 
     def apply(v: Array) -> Array:
@@ -48,4 +62,7 @@ def balance(modes: Modes, noise: Noise, source: Array) -> tuple[Array, float]:
     scaling = LinearOperator(shape, matvec=lambda v: v / resistance.ravel(), dtype=np.float64)
     v, _ = cg(operator, source.ravel(), rtol=_RESIDUAL, atol=0.0, M=scaling, maxiter=1000)
     S = symmetric(v.reshape(dim, dim))
-    return S, float(np.linalg.norm(apply(S.ravel()) - source.ravel()) / np.linalg.norm(source))
+    cov = symmetric(modes.outward(S))
+    C = noise.at(cov)
+    rest = resistance * S - modes.force(C - noise.constant) - source
+    return Balanced(S, float(np.linalg.norm(rest) / np.linalg.norm(source)), cov, C)

@@ -48,10 +48,25 @@ def step_matrix(step: ArrayLike, dim: int, name: str = "step") -> Array:
         )
     if a.ndim == 1:
         a = np.diag(a)
-    scale = np.abs(a).max()
-    if not np.isfinite(scale) or np.abs(a - a.T).max() > 1e-8 * scale or np.linalg.eigvalsh(a)[0] <= 0.0:
+    if not _positive(a):
         raise InvalidInput(name, "symmetric positive definite", shown(step), "use eq.tune, or a positive scalar")
     return symmetric(a)
+
+
+def _positive(a: Array) -> bool:
+    """Whether a matrix is symmetric and positive definite, whatever the units of its parameters."""
+    diagonal = np.diag(a)
+    if not (np.isfinite(a).all() and diagonal.min() > 0.0):
+        return False
+    root = np.sqrt(diagonal)
+    unit = a / root / root[:, None]
+    if np.abs(unit - unit.T).max() > 1e-8:
+        return False
+    try:
+        np.linalg.cholesky(unit)
+    except np.linalg.LinAlgError:
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -82,13 +97,13 @@ class Modes:
     @classmethod
     def of(cls, step: Array, hessian: Array, momentum: float, injected: float | Array, discrete: bool) -> Modes:
         """Diagonalise the mean dynamics of a step matrix; `injected` is the temperature 1/β, or M."""
-        L = cholesky(step, lower=True)
-        rates, U = eigh(L.T @ hessian @ L)
-        dual = U.T @ solve_triangular(L, np.eye(len(L)), lower=True)
+        rates, basis, dual = _diagonalised(step, hessian)
         noise = (
-            symmetric(dual @ injected @ dual.T) if isinstance(injected, np.ndarray) else 2.0 * injected * np.eye(len(L))
+            symmetric(dual @ injected @ dual.T)
+            if isinstance(injected, np.ndarray)
+            else 2.0 * injected * np.eye(len(rates))
         )
-        return cls(L @ U, dual, rates, momentum, noise, discrete)
+        return cls(basis, dual, rates, momentum, noise, discrete)
 
     @property
     def first_order(self) -> Array:
@@ -143,3 +158,15 @@ class Modes:
     def force(self, C: Array) -> Array:
         """Rᵀ C R: a gradient covariance in these coordinates."""
         return congruent(self.basis.T, C)
+
+
+def _diagonalised(step: Array, hessian: Array) -> tuple[Array, Array, Array]:
+    """The eigenvalues of ΛH, R and R⁻¹; of a diagonal step without products of matrices."""
+    diagonal = np.diag(step)
+    if np.count_nonzero(step) == np.count_nonzero(diagonal):
+        root = np.sqrt(diagonal)
+        rates, U = eigh(hessian * root * root[:, None])
+        return rates, root[:, None] * U, U.T / root
+    L = cholesky(step, lower=True)
+    rates, U = eigh(L.T @ hessian @ L)
+    return rates, L @ U, U.T @ solve_triangular(L, np.eye(len(L)), lower=True)

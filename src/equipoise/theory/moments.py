@@ -15,7 +15,7 @@ from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, instance, numeric_array, shown, whole
 from equipoise.errors import InvalidInput
-from equipoise.linalg import congruent, symmetric
+from equipoise.linalg import congruent, split_range, symmetric
 from equipoise.theory.curvature import Curvature, DenseCurvature
 from equipoise.theory.dynamics import BatchRule, Dynamics
 
@@ -26,6 +26,10 @@ __all__ = ["Bound", "Moments"]
 
 
 _THIRD_ROWS = 20_000  # rows whose third derivatives are averaged, at most: a law of so many draws is all but normal
+_NAMED, _SHARE = (
+    4,
+    0.1,
+)  # parameters of a direction that are named, and the least share of the largest part they must have
 
 
 class Bound(Protocol):
@@ -139,6 +143,21 @@ class Moments(Card):
         """λ_max(Σ⁻¹ H⁻¹ C H⁻¹)."""
         pulled = np.linalg.solve(self.hessian, np.linalg.solve(self.hessian, noise).T)
         return float(eigh(symmetric(pulled), cov, eigvals_only=True)[-1])
+
+    @cached_property
+    def quiet(self) -> Array:
+        """Directions (rows) along which no score varies: there no gradient has noise, and the sandwich no variance.
+
+        Redundant parameters and collinear columns, which a prior alone decides.
+        """
+        return split_range(self.score_cov, np.diag(self.score_cov) + self.mean_score**2)[1]
+
+    def mainly(self, directions: Array) -> str:
+        """The parameters that have most to do with some directions (rows), for people."""
+        names = self.names or tuple(f"parameter {j}" for j in range(self.dim))
+        part = np.linalg.norm(directions, axis=0) * np.sqrt(np.abs(np.diag(self.hessian)))
+        order = [int(j) for j in np.argsort(-part, kind="stable")[:_NAMED] if part[j] > _SHARE * part.max()]
+        return ", ".join(names[j] for j in order)
 
     def drawn(self, rule: BatchRule) -> Curvature:
         """The curvature of rows as a batch rule draws them."""

@@ -61,6 +61,7 @@ def require_spread(cov: Array) -> None:
     if still.any():
         raise InfeasibleTarget(
             f"step: the chain has no noise in {still.sum()} of {len(cov)} directions, so it has no law of full rank there. To "
-            "fix: leave those directions out (model.identified, or drop the columns), or use a finite inverse_temperature.",
+            "fix: use a finite inverse_temperature, or eq.tune(..., noise='completed', step=...) with this step, which injects "
+            "what is lacking.",
             directions=(vectors[:, still] * sd[:, None]).T,
         )

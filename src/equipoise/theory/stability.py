@@ -29,8 +29,9 @@ __all__ = ["decay_bound", "largest_multiple", "mean_radius2", "spectral_radius"]
 _DENSE = 150
 # Vectors that are held at once, and how often it is begun anew from the best so far.
 _KRYLOV, _RESTARTS = 24, 40
-# Relative size of the residual, and of the eigenvalue's error that follows from it, at the end.
-_RESIDUAL, _ERROR = 1e-6, 1e-13
+# Relative size of the residual, and of the eigenvalue's error that follows from it, at the end; and that of a largest multiple,
+# every digit of which costs passes over the data.
+_RESIDUAL, _ERROR, _MULTIPLE = 1e-6, 1e-13, 1e-6
 
 
 def spectral_radius(modes: Modes, noise: Noise) -> float:
@@ -66,7 +67,7 @@ def largest_multiple(modes: Modes, noise: Noise) -> float:
         S = v.reshape(dim, dim)
         return (kept * S + root * spread(root * S)).ravel()
 
-    return 1.0 / _top(pencil, np.diag(np.diag(root)).ravel())[0]
+    return 1.0 / _top(pencil, np.diag(np.diag(root)).ravel(), _MULTIPLE)[0]
 
 
 def resolvent(modes: Modes, gamma: float) -> Array:
@@ -126,8 +127,8 @@ def _joint_radius(modes: Modes, spread: Callable[[Array], Array]) -> float:
     return gamma
 
 
-def _top(apply: Callable[[Array], Array], start: Array) -> tuple[float, Array]:
-    """Largest eigenvalue and its unit eigenvector of a symmetric map.
+def _top(apply: Callable[[Array], Array], start: Array, error: float = _ERROR) -> tuple[float, Array]:
+    """Largest eigenvalue, up to a relative error, and its unit eigenvector of a symmetric map.
 
     Lanczos with full orthogonalisation from a start that is close: an application may be a pass over the data, and the
     eigenvalue's error is the square of the vector's, so that it ends sooner than a solver that asks for the vector.
@@ -149,7 +150,8 @@ def _top(apply: Callable[[Array], Array], start: Array) -> tuple[float, Array]:
             values, axes = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
             top, residual = float(values[-1]), below * abs(float(axes[-1, -1]))
             gap = top - float(values[-2]) if k else 0.0
-            if residual <= _RESIDUAL * abs(top) and residual**2 <= _ERROR * abs(top) * gap:
+            small = residual <= _RESIDUAL * np.sqrt(error / _ERROR) * abs(top)
+            if small and residual**2 <= error * abs(top) * gap:
                 return top, axes[:, -1] @ basis[: k + 1]
             beside.append(below)
             vector = image / below if below > 0.0 else image

@@ -18,7 +18,7 @@ from equipoise.errors import EquipoiseError, InvalidInput, UnstableStep
 from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory import mixing
 from equipoise.theory.dynamics import Dynamics
-from equipoise.theory.equation import balance
+from equipoise.theory.equation import Balanced, balance
 from equipoise.theory.mixing import thinned
 from equipoise.theory.modes import Modes, step_matrix
 from equipoise.theory.moments import Bound, Moments
@@ -328,8 +328,8 @@ def stationary(
 
         return reshuffled(moments, Lam, dynamics, completion)
     modes = _modes(Lam, moments.hessian, dynamics, completion, gradient.discrete)
-    S = _solve(modes, gradient) if modes.mean_is_stable else None
-    if S is None:
+    found = _solve(modes, gradient) if modes.mean_is_stable else None
+    if found is None:
         radius = spectral_radius(modes, gradient)
         if modes.mean_is_stable and radius < 1.0:
             raise InvalidInput(
@@ -339,7 +339,7 @@ def stationary(
                 "use 'dq-exact', or take moments where the loss is convex",
             )
         raise UnstableStep(radius, largest_multiple(modes, gradient))
-    return law(moments, modes.outward(S), Lam, dynamics, proxy, completion=completion)
+    return law(moments, found.cov, Lam, dynamics, proxy, found.noise, completion)
 
 
 def law(
@@ -377,7 +377,7 @@ def max_stable_step(
     Returns
     -------
     float
-        Infinite for the continuous-time proxy, zero when the Hessian is not positive definite.
+        Infinite for the continuous-time proxy, zero when the Hessian is not positive definite. To six digits where D > 12.
     """
     require_chain(moments, dynamics)
     Lam = step_matrix(1.0 if direction is None else direction, moments.dim, "direction")
@@ -391,21 +391,22 @@ def _modes(step: Array, hessian: Array, dynamics: Dynamics, completion: Array | 
     return Modes.of(step, hessian, dynamics.momentum, injected, discrete)
 
 
-def _solve(modes: Modes, noise: Noise) -> Array | None:
-    """The stationary covariance in the modes' coordinates; None when there is none."""
+def _solve(modes: Modes, noise: Noise) -> Balanced | None:
+    """The stationary covariance; None when there is none."""
     source = modes.force(noise.constant) + modes.injected
-    S, residual = balance(modes, noise, source)
+    found = balance(modes, noise, source)
+    S = found.spread
     # A positive solution of S = T(S) + source certifies ρ(T) < 1; an indefinite operator gives none.
     if not np.isfinite(S).all() or np.linalg.eigvalsh(S)[0] < -1e-9 * np.abs(S).max():
         return None
-    if residual > _ACCEPTED:
+    if found.residual > _ACCEPTED:
         if largest_multiple(modes, noise) <= 1.0:
             return None
         raise EquipoiseError(
-            f"the stationary equation was solved only to a relative residual of {residual:.1e}: the step is too close to "
+            f"the stationary equation was solved only to a relative residual of {found.residual:.1e}: the step is too close to "
             "the stability limit. To fix: reduce the step slightly."
         )
-    return S
+    return found
 
 
 def _between(hessian: Array, middle: Array) -> Array:

@@ -12,7 +12,7 @@ from equipoise.errors import FitFailed, InfeasibleTarget, InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.theory.moments import Moments
 
-__all__ = ["TARGETS", "bayesbag", "posterior", "sandwich", "target_matrix"]
+__all__ = ["TARGETS", "bayesbag", "posterior", "require_scores", "sandwich", "target_matrix"]
 
 
 @checked_options
@@ -67,14 +67,36 @@ def target_matrix(target: str | ArrayLike, moments: Moments) -> Array:
     scale = np.abs(matrix).max()
     if not np.isfinite(scale) or np.abs(matrix - matrix.T).max() > 1e-8 * scale:
         raise InfeasibleTarget("target: must be a finite symmetric matrix. To fix: pass (target + target.T) / 2.")
+    if isinstance(target, str) and target == "sandwich":
+        require_scores(moments, target)
     root = np.sqrt(np.abs(np.diag(matrix)))
     if root.min() > 0.0 and _exceeds(matrix / (root[:, None] * root), 1e-14):
         return symmetric(matrix)
     smallest = np.linalg.eigvalsh(matrix / np.outer(root, root))[0] if np.all(np.diag(matrix) > 0) else -1.0
     raise InfeasibleTarget(
         "target: must be positive definite; its correlation matrix has smallest eigenvalue "
-        f"{smallest:.2g}. To fix: remove directions without variance, or add a small multiple of the identity."
+        f"{smallest:.2g}. To fix: pass a matrix with variance along every direction, as target + 1e-6 * numpy.diag("
+        "numpy.diag(target)) has, or 'posterior'."
     )
+
+
+def require_scores(moments: Moments, kind: str) -> None:
+    """Refuse a robust covariance where the scores do not vary along some direction: it is singular.
+
+    Raises
+    ------
+    InfeasibleTarget
+        Its `directions` are those.
+    """
+    quiet = moments.quiet
+    if len(quiet):
+        raise InfeasibleTarget(
+            f"target: the {kind} covariance is singular: the scores do not vary along {len(quiet)} of {moments.dim} "
+            f"direction(s), mainly {moments.mainly(quiet)} (collinear columns or redundant parameters, which a prior alone "
+            "decides), and no chain has it. To fix: use target='posterior', which has variance along all of them, or leave "
+            "out what is redundant.",
+            directions=quiet,
+        )
 
 
 def _exceeds(matrix: Array, floor: float) -> bool:
@@ -95,5 +117,6 @@ def _hessian_factor(moments: Moments) -> tuple[Array, bool]:
     except np.linalg.LinAlgError as error:
         raise FitFailed(
             "the Hessian at the given parameters is not positive definite, so no covariance can be formed. To fix: check "
-            "that the fit converged, remove collinear columns, or add a prior (prior_precision=...)."
+            "that the fit converged; remove collinear columns or redundant parameters (model.identified(data, params) leaves "
+            "those of a loss of your own out), or add a prior (prior_precision=...) and use target='posterior'."
         ) from error

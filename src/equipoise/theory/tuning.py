@@ -12,12 +12,13 @@ from scipy.linalg import cho_factor, cho_solve, eigh
 from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import checked_options, instance, is_number, one_of, shown
-from equipoise.errors import EquipoiseWarning, FitFailed, InfeasibleTarget, InvalidInput
+from equipoise.errors import EquipoiseWarning, InfeasibleTarget, InvalidInput
 from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory.completion import MARGIN, Completion, largest_fidelity_step
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.epoch_tuning import epoch_step
 from equipoise.theory.epochs import reshuffled
+from equipoise.theory.feasibility import not_convex, require_feasible, require_noise_everywhere, unsolved
 from equipoise.theory.modes import step_matrix
 from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.momentum import StepEquation, solve_step
@@ -206,13 +207,14 @@ def tune(
         return _structured(moments, matrix, dynamics, proxy, structure)
     C = gradient.at(matrix)
     equation = StepEquation.of(matrix, moments.hessian, C, dynamics.momentum, dynamics.temperature, gradient.discrete)
-    _require_feasible(equation, moments)
+    require_feasible(equation, moments)
+    require_noise_everywhere(equation, moments, gradient)
     if dynamics.batches == "epochs":
         tuned, residual = epoch_step(moments, matrix, dynamics)
         return Tuning(tuned, dynamics, matrix, residual, reshuffled(moments, tuned, dynamics), proxy, "full", 0.0)
     Y, residual = solve_step(equation)
     if Y is None:
-        raise _unsolved(residual, equation, dynamics)
+        raise unsolved(residual, equation, dynamics)
     tuned = symmetric(equation.step(Y))
     predicted = law(moments, matrix, tuned, dynamics, proxy, C)
     # without momentum Σ − A Σ Aᵀ ≻ 0 with Σ ≻ 0 already makes A stable
@@ -233,7 +235,7 @@ def _resolved(moments: Moments, target: Array, dynamics: Dynamics) -> Dynamics:
         return dynamics
     slopes = eigh(moments.hessian, np.linalg.inv(target), eigvals_only=True)
     if slopes[0] <= 0.0:
-        raise _not_convex(float(slopes[0]))
+        raise not_convex(float(slopes[0]))
     beta = (1.0 - dynamics.momentum) * (1.0 / float(slopes[0]) + 1.0 / float(slopes[-1]))
     return replace(dynamics, inverse_temperature=beta)
 
@@ -274,7 +276,7 @@ def _chosen(completion: Completion, structure: str, fidelity: float | None) -> A
         try:
             inverse = cho_solve(cho_factor(H), np.eye(len(H)))
         except np.linalg.LinAlgError:
-            raise _not_convex(float(np.linalg.eigvalsh(H)[0])) from None
+            raise not_convex(float(np.linalg.eigvalsh(H)[0])) from None
         gamma = min(1.0, MARGIN * completion.newton_limit)
         if fidelity:
             gamma = min(gamma, largest_fidelity_step(fidelity))
@@ -345,49 +347,3 @@ def _structured(moments: Moments, target: Array, dynamics: Dynamics, proxy: str,
     predicted = stationary(moments, step, dynamics, proxy)
     distance = divergence(predicted.cov, target)
     return Tuning(step, dynamics, target, residual, predicted, proxy, structure, distance)
-
-
-def _require_feasible(equation: StepEquation, moments: Moments) -> None:
-    if equation.temperature == 0.0 and not equation.noise.any():
-        raise InfeasibleTarget(
-            "target: a chain without gradient noise (the whole data in every batch) and without injected noise has no "
-            "spread. To fix: use a smaller batch_size, or a finite inverse_temperature."
-        )
-    if equation.slopes[0] <= 0.0:
-        raise _not_convex(float(equation.slopes[0]))
-    smallest = equation.min_inverse_temperature
-    if equation.temperature * smallest < 1.0:
-        return
-    beta = 1.0 / equation.temperature
-    tight = equation.slopes * beta <= (1.0 - equation.momentum)
-    # H w = s Σ⁻¹ w: the directions in which injected noise alone already gives the target variance
-    directions = equation.basis[:, tight].T
-    names = moments.names or tuple(f"parameter {j}" for j in range(moments.dim))
-    shown = ", ".join(names[int(np.abs(v).argmax())] for v in directions[:3])
-    raise InfeasibleTarget(
-        f"inverse_temperature: must be above {smallest:.6g} for this target (the injected noise alone already exceeds it "
-        f"in {tight.sum()} direction(s), mainly {shown}); got {beta:.6g}. To fix: raise inverse_temperature above "
-        f"{smallest:.6g}, use numpy.inf (SGD), or a wider target.",
-        min_inverse_temperature=smallest,
-        directions=directions,
-    )
-
-
-def _not_convex(slope: float) -> FitFailed:
-    return FitFailed(
-        f"the Hessian is not positive definite (smallest eigenvalue of H·target {slope:.2g}), so no step "
-        "matrix samples the target. To fix: check that the fit converged, or add a prior."
-    )
-
-
-def _unsolved(residual: float, equation: StepEquation, dynamics: Dynamics) -> InfeasibleTarget:
-    if not np.isfinite(residual):
-        return InfeasibleTarget(
-            "target: the gradient noise leaves some directions without any noise, so no positive definite step matrix "
-            "samples it (smallest noise eigenvalue "
-            f"{np.linalg.eigvalsh(equation.noise)[0]:.2g}). To fix: use a smaller batch, or a finite inverse_temperature."
-        )
-    return InfeasibleTarget(
-        f"target: no step matrix was found for momentum {dynamics.momentum:g}; the iteration stopped at a relative "
-        f"residual of {residual:.1e}. To fix: use a smaller momentum or a larger inverse_temperature."
-    )

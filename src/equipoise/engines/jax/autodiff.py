@@ -339,7 +339,8 @@ class Brought:
         self._hold, self._tree = hold, jax.tree.structure(task.data)
         # what is held of a row may be larger than it is: with a projection, its combinations too
         wide = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(hold(task.data))) // len(task.leaves[0])
-        height = int(min(pool_rows(task.source.memory, 2 * wide), max(1.0, task.touched)))
+        most = pool_rows(task.source.memory, 2 * wide, dynamics.batch_size)
+        height = int(min(most, max(1.0, task.touched)))
         self._leaves = [np.zeros((height, *leaf.shape[1:]), leaf.dtype) for leaf in map(np.asarray, task.leaves)]
         self._made: Held | None = None
         self.queue = Queue(task.source, dynamics, noise, height, task.touched, self._put)

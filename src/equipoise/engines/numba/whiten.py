@@ -275,7 +275,7 @@ def _held(source: Scan[Rows], tuning: Tuning, storage: str, touched: float) -> b
 
 def _waiting(source: Scan[Rows], tuning: Tuning, storage: str, touched: float) -> int:
     """How many rows of a scan wait for their step."""
-    most = pool_rows(source.memory, row_stride(tuning.dim, storage))
+    most = pool_rows(source.memory, row_stride(tuning.dim, storage), tuning.dynamics.batch_size)
     return int(min(most, max(touched, 1.0)))
 
 

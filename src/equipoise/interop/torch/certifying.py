@@ -7,7 +7,7 @@ import numpy as np
 from equipoise.checks import is_number, shown
 from equipoise.errors import FitFailed, InvalidInput
 from equipoise.fitting.certificate import Fit
-from equipoise.linalg import FLAT, curvature_axes
+from equipoise.linalg import FAINT, curvature_axes
 from equipoise.models.binding import verb
 from equipoise.models.problem import Problem
 
@@ -43,12 +43,12 @@ def certify(problem: Problem, *, tolerance: float = 0.05) -> Fit:
     theta = problem.search.starts()[0]
     found = problem.derivatives(theta, 2)
     spectrum, _ = curvature_axes(found.hessian)
-    if not spectrum.min() > FLAT:
-        flat = int((spectrum <= FLAT).sum())
+    if not spectrum.min() > FAINT:
+        flat = int((spectrum <= FAINT).sum())
         raise FitFailed(
             f"the loss does not curve upwards along {flat} direction(s) at these weights (smallest scaled eigenvalue "
-            f"{spectrum.min():.2g}). To fix: train further, add a prior (prior_precision=...), or let fewer parameters "
-            "vary (trainable=...)."
+            f"{spectrum.min():.2g}). To fix: train further, add a prior (prior_precision=...) and use target='posterior', or "
+            "let fewer parameters vary (trainable=...)."
         )
     distance = float(np.sqrt(problem.n * found.gradient @ np.linalg.solve(found.hessian, found.gradient)))
     if not distance <= tolerance:

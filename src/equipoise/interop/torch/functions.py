@@ -49,6 +49,11 @@ class Functions:
             self._threads.twin = deepcopy(self.model.module).double().eval().requires_grad_(False)
         return self._threads.twin
 
+    def _at(self, theta: Array) -> Any:
+        """Parameters as a tensor; the twin is made here, since a module cannot be copied while it is differentiated."""
+        assert self.twin is not None
+        return _tensor(theta)
+
     def each(self, theta: Any, rows: Any) -> Any:
         """The loss of every row of a block, (rows,)."""
         some = bare(rows)
@@ -67,41 +72,41 @@ class Functions:
     def value(self, theta: Array, rows: Any, mask: Any) -> float:
         """The sum of losses."""
         with torch.no_grad():
-            return float(self.total(_tensor(theta), rows, mask))
+            return float(self.total(self._at(theta), rows, mask))
 
     def gradient(self, theta: Array, rows: Any, mask: Any) -> tuple[float, Array]:
         """The sum of losses and its gradient."""
-        slope, value = grad_and_value(self.total)(_tensor(theta), rows, mask)
+        slope, value = grad_and_value(self.total)(self._at(theta), rows, mask)
         return float(value), _array(slope)
 
     def hessian(self, theta: Array, rows: Any, mask: Any) -> Array:
         """The Hessian of the sum."""
-        at = _tensor(theta)
+        at = self._at(theta)
         along = lambda v: self._product(at, rows, mask, v)  # noqa: E731
         return _array(vmap(along, chunk_size=self.together)(torch.eye(at.numel(), dtype=at.dtype)))
 
     def product(self, theta: Array, rows: Any, mask: Any, v: Array) -> Array:
         """The Hessian of the sum times a vector."""
-        return _array(self._product(_tensor(theta), rows, mask, _tensor(v)))
+        return _array(self._product(self._at(theta), rows, mask, _tensor(v)))
 
     def _product(self, at: Any, rows: Any, mask: Any, v: Any) -> Any:
         return jvp(lambda t: grad(self.total)(t, rows, mask), (at,), (v,))[1]
 
     def slopes(self, theta: Array, rows: Any, v: Array) -> Array:
         """Derivatives of every row's loss along a vector, (rows,)."""
-        return _array(jvp(lambda t: self.each(t, rows), (_tensor(theta),), (_tensor(v),))[1])
+        return _array(jvp(lambda t: self.each(t, rows), (self._at(theta),), (_tensor(v),))[1])
 
     def scores(self, theta: Array, rows: Any) -> Array:
         """Gradients by row, (rows, D)."""
-        return _array(vmap(grad(self.row), (None, 0))(_tensor(theta), rows))
+        return _array(vmap(grad(self.row), (None, 0))(self._at(theta), rows))
 
     def hessians(self, theta: Array, rows: Any) -> Array:
         """Hessians by row, (rows, D, D)."""
-        return _array(vmap(hessian(self.row), (None, 0))(_tensor(theta), rows))
+        return _array(vmap(hessian(self.row), (None, 0))(self._at(theta), rows))
 
     def thirds(self, theta: Array, rows: Any) -> Array:
         """Third derivatives by row, (rows, D, D, D)."""
-        return _array(vmap(jacfwd(hessian(self.row)), (None, 0))(_tensor(theta), rows))
+        return _array(vmap(jacfwd(hessian(self.row)), (None, 0))(self._at(theta), rows))
 
     def products(self, theta: Array, rows: Any, vectors: Array) -> Array:
         """Hessians by row times vectors, (rows, vectors, D)."""
@@ -110,7 +115,7 @@ class Functions:
             return jvp(lambda u: grad(self.row)(u, row), (t,), (v,))[1]
 
         each = vmap(vmap(along, (None, None, 0)), (None, 0, None))
-        return _array(each(_tensor(theta), rows, _tensor(vectors)))
+        return _array(each(self._at(theta), rows, _tensor(vectors)))
 
     def bends(self, theta: Array, rows: Any, mask: Any, vectors: Array) -> Array:
         """Σ over rows of ∇³ℓ[v, v, ·] for each v, (vectors, D)."""
@@ -119,7 +124,7 @@ class Functions:
             return jvp(lambda u: self._product(u, rows, mask, v), (t,), (v,))[1]
 
         return _array(
-            vmap(along, (None, 0), chunk_size=min(DIRECTIONS, self.together))(_tensor(theta), _tensor(vectors))
+            vmap(along, (None, 0), chunk_size=min(DIRECTIONS, self.together))(self._at(theta), _tensor(vectors))
         )
 
     def bend_gradient(self, theta: Array, rows: Any, mask: Any, values: Array, vectors: Array) -> Array:
@@ -132,18 +137,18 @@ class Functions:
             away = self._away(theta)
             return 0.5 * float(away @ self.prior.times(away))
         with torch.no_grad():
-            return float(self._regularizer(_tensor(theta)))
+            return float(self._regularizer(self._at(theta)))
 
     def penalty_gradient(self, theta: Array) -> Array:
         """∇R."""
         if self.model.regularizer is None:
             return self._inward(self.prior.times(self._away(theta)))
-        return _array(grad(self._regularizer)(_tensor(theta)))
+        return _array(grad(self._regularizer)(self._at(theta)))
 
     def penalty_hessian(self, theta: Array) -> Array:
         """∇²R."""
         if self.model.regularizer is not None:
-            return _array(hessian(self._regularizer)(_tensor(theta)))
+            return _array(hessian(self._regularizer)(self._at(theta)))
         if self.basis is None:
             return self.prior.hessian(theta.size)
         return self._inward(self.prior.times(self.basis.numpy()))
@@ -151,14 +156,14 @@ class Functions:
     def penalty_product(self, theta: Array, v: Array) -> Array:
         """∇²R v."""
         if self.model.regularizer is not None:
-            return _array(jvp(grad(self._regularizer), (_tensor(theta),), (_tensor(v),))[1])
+            return _array(jvp(grad(self._regularizer), (self._at(theta),), (_tensor(v),))[1])
         return self._inward(self.prior.times(v if self.basis is None else v @ self.basis.numpy()))
 
     def penalty_third(self, theta: Array) -> Array:
         """∇³R, which a Gaussian prior does not have."""
         if self.model.regularizer is None:
             return np.zeros((theta.size,) * 3)
-        return _array(jacfwd(hessian(self._regularizer))(_tensor(theta)))
+        return _array(jacfwd(hessian(self._regularizer))(self._at(theta)))
 
     def penalty_bends(self, theta: Array, vectors: Array) -> Array:
         """∇³R[v, v, ·] for each v."""

@@ -22,7 +22,7 @@ __all__ = ["SGD"]
 Closure = Callable[[], Any]
 
 
-class SGD(torch.optim.Optimizer):  # type: ignore[misc]
+class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     """The steps of a tuned chain: θ ← θ − Λ m + ε with m ← κ m + g and ε ~ N(0, M).
 
     Gradients are those of the mean loss of a batch; a regulariser is part of the loss, over N, or a Gaussian prior of
@@ -94,7 +94,7 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc]
         self._reference = self._at_center(closure)
         return self
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
     def step(self, closure: Closure | None = None) -> Any:
         """One step; a closure clears the gradients, evaluates the loss of a batch, and calls `backward()`."""
         group = self.param_groups[0]

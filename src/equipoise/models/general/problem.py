@@ -206,7 +206,11 @@ class GeneralProblem(Card):
         Along the others (symmetries, dead units, redundant parameters) the data say nothing and no chain is stationary.
         """
         values, axes = curvature_axes(self.derivatives(theta, 2).hessian)
-        return replace(self, model=self.model.within(theta, axes[values > FLAT]))
+        return self.within(theta, axes[values > FLAT * values[-1]])
+
+    def within(self, theta: Array, axes: Array) -> GeneralProblem:
+        """The problem restricted to θ, which is its new start, + the span of the rows of `axes`."""
+        return replace(self, model=self.model.within(theta, axes))
 
     def whole(self) -> GeneralProblem:
         """The problem on all parameters, of a subspace; itself without one."""

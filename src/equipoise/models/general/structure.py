@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -90,9 +91,9 @@ class Structure:
         """Coordinates as the vector of all trainable scalars."""
         return np.asarray(embedded(theta, self.frame))
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
-        """One name per trainable scalar: `leaf` or `leaf[i,j]`."""
+        """One name per trainable scalar: `leaf` or `leaf[i,j]`; a million of them take a second."""
         return tuple(
             name + (f"[{','.join(map(str, index))}]" if index else "")
             for name, shape in self.variables

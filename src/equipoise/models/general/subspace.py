@@ -13,7 +13,7 @@ from equipoise.arrays import Array
 from equipoise.checks import finite_array, instance, one_of, whole
 from equipoise.data.fields import Columns
 from equipoise.errors import EquipoiseWarning, InvalidInput
-from equipoise.linalg import FLAT
+from equipoise.linalg import FAINT
 from equipoise.models.binding import verb
 from equipoise.models.general.model import Model
 from equipoise.models.general.problem import GeneralProblem
@@ -99,7 +99,7 @@ def subspace(
     if of == "trajectory":
         return here.model.within(theta, _components(_trajectory(some, 2 * rank + 20, rng), rank))
     values, axes, _ = lanczos(some.product, some.dim, rank, rng) if of == "curvature" else principal(some, rank, rng)
-    kept = values > FLAT * np.abs(values).max()
+    kept = values > FAINT * np.abs(values).max()
     return here.model.within(theta, _enough(axes[kept], rank))
 
 
