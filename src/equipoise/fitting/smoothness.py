@@ -34,7 +34,7 @@ class NotSmooth(FitFailed):
 
 
 def require_smooth(problem: Problem, start: Array, theta: Array) -> None:
-    """Raise `NotSmooth` if the slope changes around θ, or on the way to it, by other than what second derivatives say, however close by.
+    """Raise `NotSmooth` if the slope changes around θ, or on the way to it, by other than what second derivatives say.
 
     Of an absolute value or a hinge they are zero, and the slope jumps.
     """
