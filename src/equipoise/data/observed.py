@@ -109,9 +109,10 @@ def _column(frame: Any, argument: str, value: Any) -> Any:
 
 
 def _field(frame: Any, argument: str, part: Any) -> Any:
-    for name in [part] if isinstance(part, str) or part in frame.columns else part:
+    several = isinstance(part, (list, tuple))
+    for name in part if several else [part]:
         _require(frame, argument, name)
-    return frame[part if isinstance(part, str) else list(part)].to_numpy()
+    return frame[list(part) if several else part].to_numpy()
 
 
 def _require(frame: Any, argument: str, name: Any) -> None:

@@ -35,6 +35,7 @@ _ALIKE = 1e-10  # losses that differ by less than this share are told apart by t
 _SYSTEM = 2000  # products for a step, at most
 _SPECTRUM = 400  # products for an end of the spectrum, at most
 _RENEWED = 8  # steps after which parameters are measured anew
+_FURTHEST = 1e12  # radius of the trust region, in units of about unit curvature
 _ESCAPES = 20  # saddle points that are left
 _NAMED = 4  # flat directions that are looked for
 _ROUGH = 0.1  # residual of a system, of its right-hand side, far from the minimiser
@@ -125,10 +126,10 @@ def steered(problem: Problem, start: Array, max_iterations: int) -> Fit:
             lowest, flat, largest = _spectrum(chart, place.theta)
             left = _left(chart, place, lowest)
             if left is None:
-                axes = np.stack([lowest.vector * chart.scale, np.zeros(start.size)])
-                require_minimum(problem, np.array([lowest.value, largest]), axes)
                 break
             place = left
+        axes = np.stack([lowest.vector * chart.scale, np.zeros(start.size)])
+        require_minimum(problem, np.array([lowest.value, largest]), axes)
     limit = converged(problem.search.yardstick(place.theta), problem.n)
     if place.norm <= limit:
         _require_risen(first, chart, place, start)
@@ -224,7 +225,7 @@ def _moved(chart: _Chart, place: _Place, step: Solved) -> _Place | None:
     if ratio < 0.25:
         radius = 0.25 * length
     elif ratio > 0.75 and step.edge:
-        radius = 2.0 * radius
+        radius = min(2.0 * radius, _FURTHEST)
     if ratio > 0.1:
         return _Place(theta, trial, max(radius, 2.0 * length if not step.edge else radius), place.norm)
     if radius <= 1e-12 * (1.0 + float(np.linalg.norm(place.theta / chart.scale))):
@@ -251,7 +252,7 @@ def _left(chart: _Chart, place: _Place, lowest: Ends) -> _Place | None:
     if lowest.value >= -FAINT:
         return None
     downhill = -1.0 if float(place.here.gradient @ lowest.vector) > 0.0 else 1.0
-    length = max(1.0, place.radius)
+    length = min(max(1.0, place.radius), _FURTHEST)
     while length > 1e-8:
         for sign in (downhill, -downhill):
             theta = place.theta + sign * length * chart.scale * lowest.vector
