@@ -271,7 +271,9 @@ def test_hours_of_work_are_told_beforehand(net, monkeypatch) -> None:
     model, data, fit, _ = net
     monkeypatch.setattr(verbs, "_LONG", 1e-7)
     # 60³ and 150 · 60² times what they take, over 3600
-    with pytest.warns(eq.EquipoiseWarning, match=r"60 parameters take .* GB .* about 1.05e-06 hours. To be faster: use a sub"):
+    with pytest.warns(
+        eq.EquipoiseWarning, match=r"60 parameters take .* GB .* about 1.05e-06 hours. To be faster: use a sub"
+    ):
         eq.moments(model, data, fit)
 
 

@@ -21,9 +21,7 @@ _MATRICES = 6  # of D×D numbers that are held at once where moments are taken a
 _CUBIC, _PER_ROW = 1.5e-8, 1e-9
 _LONG, _DAY = 1.0, 24.0  # hours that are told of beforehand, and that are refused
 _GENERAL = "use a subspace, eq.subspace(model, data, params, rank=50), or some layers alone (trainable=...)"
-_LINEAR = (
-    "leave out columns, or write the loss as an eq.Model and use eq.subspace(model, data, params, rank=50); eq.fit alone takes it"
-)
+_LINEAR = "leave out columns, or write the loss as an eq.Model and use eq.subspace(model, data, params, rank=50); eq.fit alone takes it"
 
 
 @runtime_checkable
