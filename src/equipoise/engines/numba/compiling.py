@@ -285,6 +285,8 @@ class _Cache(_FolderCache):  # type: ignore[misc]
     def load_overload(self, sig: object, target_context: object) -> object:
         try:
             return super().load_overload(sig, target_context)
+        except ModuleNotFoundError:  # code with a family of someone's own in it, which was not imported from a file
+            return None
         except Exception as error:  # whatever unpickling meets in a damaged file
             _tell(f"a file in {self.cache_path} cannot be read: {_first_line(error)}")
             self._forget()
