@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 import statsmodels.api as sm
 from scipy.special import expit
@@ -453,3 +454,17 @@ def test_a_scale_far_below_the_residuals(make_data) -> None:
     np.testing.assert_allclose(found, theirs, atol=1e-4)
     with pytest.raises(eq.FitFailed, match=r"hardly bends along some direction.*larger scale="):
         eq.fit(eq.glm("gaussian", scale=1e-6, divergence=eq.Huber()), (x, y))
+
+
+def test_every_verb_reads_a_table_by_a_formula() -> None:
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"a": rng.normal(size=60), "w": rng.integers(1, 4, 60)})
+    frame["y"] = rng.poisson(np.exp(0.4 * frame.a))
+    model, how = eq.glm("poisson"), {"formula": "y ~ a", "frequency": "w"}
+    problem = eq.bind(model, frame, **how)
+    found = eq.fit(model, frame, **how)
+    np.testing.assert_array_equal(found.params, eq.fit(problem).params)
+    taken = eq.moments(model, frame, found, **how)
+    np.testing.assert_array_equal(taken.score_cov, eq.moments(problem, found).score_cov)
+    with pytest.raises(eq.InvalidInput, match="formula"):
+        eq.fit(problem, formula="y ~ a")

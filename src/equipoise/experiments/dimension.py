@@ -23,7 +23,7 @@ from equipoise.report import palette
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from equipoise.data.source import Source
+    from equipoise.data.arrays import Rows
 
 __all__ = ["ENTRY"]
 
@@ -61,7 +61,7 @@ def data(seed: int, rows: int, dim: int, active: int) -> tuple[Array, Array]:
     return x, (rng.random(rows) < expit(x @ theta)).astype(np.float64)
 
 
-def restricted(rows: tuple[Array, Array], size: int) -> Source:
+def restricted(rows: tuple[Array, Array], size: int) -> Rows:
     """The rows of θ̂ + the span of the first `size` coordinates: the rest of θ̂ stays, as an offset."""
     x, y = rows
     rest = eq.fit(eq.glm("bernoulli"), rows).params[size:]
@@ -173,8 +173,8 @@ def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
         axis.set_xticks(x, [c.method for c in first], minor=False)
         axis.set_xticks([], minor=True)
         axis.legend(frameon=False, fontsize=7, loc="upper left")
-    low, high = figure.axes[0].get_ylim()
-    figure.axes[0].set_ylim(low, 20.0 * high)  # room for the legends
+    bottom, top = figure.axes[0].get_ylim()
+    figure.axes[0].set_ylim(bottom, 20.0 * top)  # room for the legends
     figure.axes[0].set_ylabel("distance between chain and proxy")
 
 

@@ -158,6 +158,8 @@ class Verb(Protocol[P, _R]):
 def verb(function: Callable[Concatenate[Problem, P], R]) -> Verb[P, R]:
     """Let a function of a problem take `(model, data)` instead; options are checked, and BLAS held to one thread.
 
+    With a model, it takes the options of `bind` too, such as `formula=`.
+
     Raises
     ------
     InvalidInput
@@ -168,6 +170,7 @@ def verb(function: Callable[Concatenate[Problem, P], R]) -> Verb[P, R]:
     _, *others = own.parameters.values()
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     pair = [inspect.Parameter("model", kind), inspect.Parameter("data", kind)]
+    reading = [name for name in inspect.signature(bind).parameters if name not in own.parameters]
 
     @wraps(function)
     def called(*args: object, **kwargs: object) -> R:
@@ -177,7 +180,8 @@ def verb(function: Callable[Concatenate[Problem, P], R]) -> Verb[P, R]:
         if isinstance(given[0], Problem):
             return inner(*given, **kwargs)
         data = given.pop(1) if len(given) > 1 else kwargs.pop("data", None)
-        return inner(bind(given[0], data), *given[1:], **kwargs)
+        how: dict[str, Any] = {name: kwargs.pop(name) for name in reading if name in kwargs}
+        return inner(bind(given[0], data, **how), *given[1:], **kwargs)
 
     called.__signature__ = own.replace(parameters=[*pair, *others])  # type: ignore[attr-defined]
     return cast(Verb[P, R], called)
