@@ -230,3 +230,23 @@ def test_float32_is_certified_to_its_own_precision(products, monkeypatch) -> Non
     assert found.converged
     np.testing.assert_allclose(found.params["w"], known.params["w"], atol=1e-4)
     assert found.gradient_norm < 1e-3
+
+
+@pytest.mark.parametrize("family", ["poisson", "gaussian", "bernoulli"])
+def test_a_regression_whose_matrices_do_not_fit_is_fitted_by_products(family: str, monkeypatch) -> None:
+    rng = np.random.default_rng(5)
+    unit = np.logspace(-3.0, 3.0, 12)
+    X = rng.normal(size=(300, 12)) * unit
+    eta = X @ (0.2 * rng.normal(size=12) / unit)
+    y = {
+        "poisson": rng.poisson(np.exp(eta)),
+        "gaussian": eta + rng.normal(size=300),
+        "bernoulli": rng.random(300) < 0.5,
+    }
+    model, data = eq.glm(family, prior_precision=0.5), (X, y[family].astype(np.float64))
+    dense = eq.fit(model, data)
+    monkeypatch.setattr("equipoise.fitting.fit.available_memory", lambda: 0.0)
+    found = eq.fit(model, data)
+    sd = np.sqrt(np.diag(eq.posterior(eq.moments(model, data, dense))))
+    np.testing.assert_allclose((found.params - dense.params) / sd, 0.0, atol=1e-6)
+    assert found.constant == pytest.approx(dense.constant, rel=1e-8)

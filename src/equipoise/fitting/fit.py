@@ -12,10 +12,11 @@ from equipoise.arrays import Array
 from equipoise.checks import whole
 from equipoise.data.metering import reading
 from equipoise.errors import FitFailed
+from equipoise.files import available_memory
 from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
 from equipoise.fitting.newton import Rough, minimise
 from equipoise.fitting.smoothness import NotSmooth
-from equipoise.fitting.trust import FEW, descend
+from equipoise.fitting.trust import FEW, by_products, descend
 from equipoise.models.binding import verb
 from equipoise.models.problem import Joint, Problem
 
@@ -25,6 +26,7 @@ _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
 _LARGEST = 100_000  # rows that give it where passes are expensive
 _PASSES = 3  # over files that a fit is expected to take
+_MATRICES = 4  # of D×D numbers that Newton's method holds at once
 _AGREED = 1e-13  # relative difference of an estimated constant from the one in use
 _ROUNDED = 1e-10  # below which that difference may be rounding
 _CLOSE = 0.2  # difference of logarithms that are extrapolated, and the longest step that leads to
@@ -83,10 +85,13 @@ def fit(
     if part is None and not problem.source.in_memory:
         part = _part(problem)
     with np.errstate(over="ignore", invalid="ignore"), reading(problem.source, _PASSES, "fitting"):
-        if problem.search.convex:
-            result = _convex(problem, max_iterations, part)
-        else:
+        if not problem.search.convex:
             result = _polished(problem, part, restarts, max_iterations)
+        elif 8.0 * _MATRICES * len(problem.names) ** 2 > available_memory():
+            # a better start would take a matrix
+            result = _settle(problem, np.zeros(len(problem.names)), by_products, max_iterations)
+        else:
+            result = _convex(problem, max_iterations, part)
     return replace(result, params=problem.layout.unflatten(result.theta))
 
 

@@ -24,7 +24,7 @@ from equipoise.fitting.smoothness import allowed, require_smooth
 from equipoise.linalg import FAINT, FLAT, curvature_axes, symmetric
 from equipoise.models.problem import Derivatives, Problem
 
-__all__ = ["FEW", "descend"]
+__all__ = ["FEW", "by_products", "descend"]
 
 _FADED = 1e-8  # of the curvature at the start: below it, a minimum may be an asymptote
 FEW = 300  # parameters up to which every step has its matrix
@@ -74,7 +74,7 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
         If it ends in a saddle point (the error carries the directions of negative curvature) or does not converge.
     """
     if start.size > FEW and problem.search.metric() is None:
-        return _by_products(problem, start, max_iterations)
+        return by_products(problem, start, max_iterations)
     metric = problem.search.metric()
     frame = _Frame(problem, start, None if metric is None else whitening(problem, metric))
     first = frame.at(np.zeros(start.size))
@@ -83,7 +83,7 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     return _certified(frame, z, iterations, first.value, np.diag(first.hessian))
 
 
-def _by_products(problem: Problem, start: Array, max_iterations: int) -> Fit:
+def by_products(problem: Problem, start: Array, max_iterations: int) -> Fit:
     """The same for more parameters than there is time for a matrix at every step; of some more, one at the end."""
     first = problem.derivatives(start, 1)
     _require_start(*first)
