@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.families.family import FAMILIES
+from equipoise.families.links import LINKS
+from equipoise.families.response import LAWS
 
 # The constants at which families are tested: away from their defaults.
 CONSTANTS = {"gaussian": {"scale": 1.3}, "gamma": {"shape": 1.7}, "negative-binomial": {"dispersion": 0.6}}
@@ -26,6 +29,16 @@ def _response(family: str, eta: Any, rng: np.random.Generator) -> Any:
     if family == "gamma":
         return np.exp(eta + 0.6 * rng.normal(size=eta.size) * (1.0 + 0.3 * np.abs(eta)))
     return rng.poisson(np.exp(eta) * spread).astype(np.float64)
+
+
+@pytest.fixture(autouse=True)
+def _own_families() -> Iterator[None]:
+    """Families that a test or a page registers are gone after it."""
+    kept = [(known, dict(known)) for known in (FAMILIES, LINKS, LAWS)]
+    yield
+    for known, before in kept:
+        for name in set(known) - set(before):
+            del known[name]
 
 
 @pytest.fixture(scope="session")

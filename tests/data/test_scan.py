@@ -483,7 +483,7 @@ def test_functions_of_ones_own(frame, folder) -> None:
         ({"columns": ["y"]}, "names with their columns"),
         ({"columns": {"x": 3}}, "columns x: must be names"),
         ({"columns": {"x": []}}, "columns x: must be names"),
-        ({"columns": {"x": "a"}, "weights": "w"}, "weights: must be left out with columns="),
+        ({"columns": {"x": "a"}, "offset": "w"}, "offset: must be left out with columns="),
         ({"columns": {"x": "g"}}, "g: must be a column of numbers"),
         ({"columns": {"x": "aa"}}, "columns: .*'aa'"),
         ({"formula": "y ~ a", "weights": [1.0, 2.0]}, "weights: must be the name of a column"),

@@ -385,7 +385,7 @@ def test_factors_survive_many_rows_and_saturated_ones() -> None:
     found = factored_curvature(GeneralCurvature(problem, theta))
     assert found is not None
     assert found.rank == 5
-    u, w = (np.concatenate(part)[::97] for part in zip(*found.stored, strict=True))
+    u, w, _ = (np.concatenate(part)[::97] for part in zip(*found.stored, strict=True))
     # the softmax Hessian in closed form: (diag q − q qᵀ) ⊗ z zᵀ, z = (1, x); parameters are b, then w by rows
     x, p = np.asarray(data_of(problem)["x"])[::97], problem.layout.unflatten(theta)
     scores = np.column_stack([x @ p["w"] + p["b"], np.zeros(len(x))])
@@ -456,7 +456,7 @@ def test_small_blocks_give_the_same(monkeypatch) -> None:
         close(np.asarray(one), np.asarray(other), 1e-13)
     stored = factored_curvature(GeneralCurvature(problem, theta)).stored
     # three rows of 6 probes × 10 parameters fit into a block
-    assert [len(w) for _, w in stored] == [3] * 9
+    assert [len(w) for _, w, _ in stored] == [3] * 9
 
 
 # minima

@@ -77,7 +77,7 @@ def observations(
     >>> import equipoise as eq
     >>> model = eq.Model(lambda p, o: (o - p) ** 2 / 2, init=0.0)
     >>> heavy = eq.data.observations(np.array([1.0, 4.0]), weights=[2.0, 1.0])
-    >>> float(round(eq.fit(model, heavy).params, 6))
+    >>> float(np.round(eq.fit(model, heavy).params, 6))
     2.0
     """
     if not hasattr(data, "columns"):

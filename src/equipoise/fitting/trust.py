@@ -124,14 +124,16 @@ def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Ar
     theta, iterations = frame.theta(z), iterations + steps
     value, _, H = frame.at(z)
     spectrum, axes = curvature_axes(H)
-    limit = converged(yard, problem.n)
-    if not norm <= limit:
+    axes, inner = frame.directions(axes), axes
+    close, faded = norm <= converged(yard, problem.n), bool(np.any(np.diag(H) < _FADED * bends))
+    if not close:
+        if faded:  # an asymptote, which looks like a kink from afar
+            require_rise(problem, theta, axes[spectrum > FLAT * spectrum[-1]], before - value)
         rough = Fit(theta, norm, False, iterations, value, np.nan)
         began = frame.start if start is None else start
-        _require_close(problem, began, rough, lambda g: _distance(frame, spectrum, axes, g))
-    axes = frame.directions(axes)
+        _require_close(problem, began, rough, lambda g: _distance(frame, spectrum, inner, g))
     require_minimum(problem, spectrum, axes)
-    if np.any(np.diag(H) < _FADED * bends):
+    if faded:
         require_rise(problem, theta, axes[spectrum > FLAT * spectrum[-1]], before - value)
     flat = axes[spectrum <= FLAT * spectrum[-1]]
     found = flat if len(flat) else None
