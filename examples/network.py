@@ -194,7 +194,7 @@ def main() -> None:
     )
 
     print("4. Last-layer calibration: hidden layers fixed after a fit with prior precision 0.5\n")
-    cal = last_layer(data, ess=200 if options.smoke else 2000, restarts=0 if options.smoke else 4)
+    cal = last_layer(data, ess=1000 if options.smoke else 2000, restarts=0 if options.smoke else 4)
     print(cal.summary(), "\n")
     raw = load_diabetes().target
     patients = {"x": data["x"][:5]}
