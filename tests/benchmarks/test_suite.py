@@ -26,8 +26,13 @@ from benchmarks.suite.tuned import best_of
 from benchmarks.suite.workloads import WORKLOADS, make_cell, prepare, smaller
 
 ROOT = Path(suite.__file__).parents[2]
-# one worker runs the tests of the smoke run, so that it is made once
-one_worker = pytest.mark.xdist_group("smoke-benchmark")
+
+
+def one_worker(test):
+    """What looks at the smoke run, which takes minutes, is among the heavier grids, and one worker runs it all."""
+    return pytest.mark.slow(pytest.mark.xdist_group("smoke-benchmark")(test))
+
+
 OPTIONAL = {"blackjax", "numpyro", "torch", "posteriors"}
 
 
