@@ -10,7 +10,7 @@ The network is trained as usual, by Adam with weight decay ("one network"). Then
 Predicted probabilities are averaged over the draws and compared on images that were not seen: accuracy, log loss, calibration
 error, and how well the entropy of a prediction tells strange images (rotated, noisy) from usual ones.
 
-Run it with `python examples/digits.py`: two minutes on two cores. `--splits 5 --figure digits.svg` repeats it on other splits
+Run it with `python examples/digits.py`: two minutes on two cores. `--splits 3 --figure digits.svg` repeats it on other splits
 of the images, with standard errors, and makes the figure of the documentation.
 """
 
