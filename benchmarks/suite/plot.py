@@ -66,7 +66,7 @@ def _save(figure: Any, path: Path) -> None:
 
 
 def _scaling(data: dict[str, Any], path: Path) -> bool:
-    """Effective draws per second of all samplers, and whole runs by rows and by columns; False when there are none."""
+    """Effective draws per second of all samplers, and whole runs by rows and by columns; False unless all are there."""
     import matplotlib.pyplot as plt
 
     sections = data["sections"]
@@ -76,11 +76,10 @@ def _scaling(data: dict[str, Any], path: Path) -> bool:
     }
     series = {name: {int(n): r for n, r in runs.items() if "seconds" in r} for name, runs in series.items()}
     rates = _sampler_rates(sections)
-    if not rates and not any(series.values()):
+    if not rates or not all(series.values()):
         return False
     figure, axes = plt.subplots(1, 3, figsize=(10.8, 3.0), layout="constrained", width_ratios=[1.5, 1, 1])
-    if rates:
-        _panel(axes[0], "W2", rates, "effective draws per second")
+    _panel(axes[0], "W2", rates, "effective draws per second")
     for axis, (name, runs) in zip(axes[1:], series.items(), strict=True):
         _growth(axis, name, runs)
     _save(figure, path)
