@@ -8,6 +8,8 @@ from typing import Any
 
 __all__ = ["machine_words", "number", "render", "table", "write_block"]
 
+_AWAY = 100.0  # times the posterior's standard deviation: a chain that is on its way to infinity
+
 
 def render(data: dict[str, Any]) -> str:
     """All tables of a run."""
@@ -141,8 +143,10 @@ def _tuned(sections: dict[str, Any]) -> str:
 
 
 def _setting(cell: dict[str, Any], best: dict[str, Any]) -> str:
+    if cell.get("diverged") or cell.get("sd_ratio", 0.0) > _AWAY:
+        return "diverged"
     if "ess_per_second" not in cell:
-        return "diverged" if cell.get("diverged") else "not installed" if "not_installed" in cell else "failed"
+        return "not installed" if "not_installed" in cell else "failed"
     text = f"{number(cell['ess_per_second'])} ({cell['sd_ratio']:.2f})"
     return f"**{text}**" if cell == best else text
 
