@@ -80,6 +80,8 @@ dist: setup
 	cd build && wheel-env/bin/python -c "import numpy, pandas; x = numpy.arange(500) % 7; \
 	  pandas.DataFrame({'x': x, 'y': numpy.random.default_rng(0).poisson(1 + x)}).to_csv('counts.csv', index=False)" \
 	  && wheel-env/bin/equipoise fit counts.csv "y ~ x" --family poisson --report counts.html
+	cd build && ../$(BIN)/mypy --strict --python-executable wheel-env/bin/python ../tests/consumer.py \
+	  && wheel-env/bin/python ../tests/consumer.py
 
 # one seeded run on every Python at hand, in empty environments with the same packages: the same bits
 same-bits:

@@ -5,7 +5,7 @@ that trained the network goes on with another optimizer, `eqt.SGD`, whose iterat
 `eqt.Health` prints, while it runs, how they compare with what was predicted. After that all weights move, in a few directions
 in which training did (`eq.subspace`), by the library's own chain.
 
-Run it with `python examples/digits_torch.py`: two minutes on two cores. It needs `pip install 'equipoise[torch]'`.
+Run it with `python examples/digits_torch.py`: two minutes on two cores. It needs `pip install '.[torch]'`.
 """
 
 from __future__ import annotations

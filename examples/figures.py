@@ -1,7 +1,7 @@
 """The three figures of the front page: clusters, a posterior's shape beside NUTS, a torch loop.
 
 Run it with `python examples/figures.py [clusters] [shape] [torch] [--to docs/figures]`: two minutes for all of them. Each
-prints the numbers that it draws. The second needs NumPyro and ArviZ, the third torch (`pip install 'equipoise[torch]'`).
+prints the numbers that it draws. The second needs NumPyro and ArviZ, the third torch (`pip install '.[torch]'`).
 """
 
 from __future__ import annotations

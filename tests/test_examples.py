@@ -30,6 +30,7 @@ def test_softmax(tmp_path) -> None:
     assert "ok    covariance" in out
 
 
+@pytest.mark.slow
 def test_network(tmp_path) -> None:
     pytest.importorskip("jax")
     out = run(tmp_path, "network.py", "--smoke")

@@ -171,3 +171,15 @@ def test_full_batch_without_replacement_has_nothing_to_tune(small):
     target = eq.sandwich(small.moments)
     dynamics = eq.Dynamics(200, 0.0, feasible(small.moments, target, 0.0, 3.0), replacement=False)
     assert eq.tune(small.moments, target, dynamics).residual < 1e-12
+
+
+@pytest.mark.parametrize("structure", ["scalar", "diagonal"])
+def test_no_step_of_a_structure_is_better_than_none(small, structure):
+    m = small.moments
+    dynamics = eq.Dynamics(20, inverse_temperature=m.n)
+    with pytest.raises(eq.InfeasibleTarget, match=r"best step is zero.*inverse_temperature='auto'"):
+        eq.tune(m, "posterior", dynamics, structure=structure)
+    # what it says to do works
+    for advised in ("auto", np.inf):
+        tuning = eq.tune(m, "posterior", eq.Dynamics(20, inverse_temperature=advised), structure=structure)
+        assert eq.max_stable_step(m, tuning.dynamics, tuning.step) < 1e4

@@ -8,7 +8,7 @@ import pytest
 import statsmodels.api as sm
 
 import equipoise as eq
-from equipoise.engines.numba.whiten import _expanded
+from equipoise.engines.numba.supply import _expanded
 from equipoise.theory.targets import target_matrix
 from tests.known import DIVERGENCES, misspecified
 

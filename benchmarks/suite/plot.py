@@ -94,14 +94,14 @@ def _sampler_rates(sections: dict[str, Any]) -> dict[str, float]:
 
 
 def _growth(axis: Any, name: str, runs: dict[int, dict[str, Any]]) -> None:
-    """Seconds to the left and peak memory to the right, on log scales."""
+    """Seconds to the left, on log scales, and peak memory to the right, from zero."""
     sizes = sorted(runs)
     axis.plot(sizes, [runs[n]["seconds"] for n in sizes], "o-", color="#0072B2", ms=4)
     axis.set(xscale="log", yscale="log")
     axis.set_title(f"whole run: seconds (blue), peak MB (orange)\nby {name}", fontsize=8, loc="left")
     beside = axis.twinx()
     beside.plot(sizes, [runs[n]["peak MB"] for n in sizes], "s--", color="#D55E00", ms=4)
-    beside.set_yscale("log")
+    beside.set_ylim(bottom=0.0)
     for side in (axis, beside):
         side.tick_params(labelsize=7)
         side.spines["top"].set_visible(False)

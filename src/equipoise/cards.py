@@ -68,7 +68,7 @@ def told_briefly(value: object) -> str:
     return words if len(words) <= _LONGEST else f"{words[: _LONGEST - 3]}..."
 
 
-def _array(values: NDArray[Any]) -> str:
+def _array(values: NDArray[np.generic]) -> str:
     if values.ndim == 0:
         return told_briefly(values.item())
     if values.ndim > 1 or values.size > _SHOWN:

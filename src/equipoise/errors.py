@@ -65,14 +65,21 @@ class InvalidInput(EquipoiseError, ValueError):
 class FitFailed(EquipoiseError):
     """No usable minimiser was found.
 
-    `columns` names the columns responsible, and `directions` holds those of negative curvature, where known.
+    `columns` names the columns responsible, and `directions` holds those of negative curvature, where known. `params` is the
+    lowest point of a search that did not arrive, in the model's own structure (`theta`: flat); None where there is none.
     """
 
     def __init__(
-        self, message: str, columns: tuple[str, ...] = (), directions: NDArray[np.float64] | None = None
+        self,
+        message: str,
+        columns: tuple[str, ...] = (),
+        directions: NDArray[np.float64] | None = None,
+        theta: NDArray[np.float64] | None = None,
     ) -> None:
         self.columns = columns
         self.directions = directions
+        self.theta = theta
+        self.params: object = None
         super().__init__(message)
 
 

@@ -36,7 +36,6 @@ __all__ = [
     "form_times",
     "in_fixed_order",
     "quadratic_forms",
-    "scaled_gram",
     "split_range",
     "symmetric",
     "times_lower",
@@ -50,14 +49,11 @@ R = TypeVar("R")
 Sums = TypeVar("Sums", bound=tuple[object, ...])
 
 # Elements per block of rows: 2 MB of float64, so that a block stays in cache between its uses. A product of few rows with
-# many columns is slow, so that blocks of wide rows may grow to 16 MB.
+# many columns is slow, so that blocks of wide rows may grow to 64 MB.
 _BLOCK_ELEMENTS = 1 << 18
-_LARGEST_BLOCK = 1 << 21
+_LARGEST_BLOCK = 1 << 23
 # Rows of a strip of a product, and rows from which it is made in strips.
 _STRIP, _STRIPS = 128, 512
-
-# Columns that BLAS multiplies at a time, and how many there must be for the rest not to matter.
-_TILE, _NARROW = 4, 32
 
 # Eigenvalue of a Hessian scaled to unit diagonal, in units of the largest, below which a direction counts as flat: of exactly
 # collinear columns and redundant parameters it is rounding, and an eigenvalue ten times as large is known to a few percent.
@@ -146,9 +142,9 @@ class _Room(threading.local):
     def __init__(self) -> None:
         self.buffer = np.empty(0)
 
-    def like(self, x: Array, width: int | None = None) -> Array:
-        """Room for a matrix of as many rows, in the order of its own."""
-        height, width = len(x), width or x.shape[1]
+    def like(self, x: Array) -> Array:
+        """Room for a matrix of its size, in the order of its own."""
+        height, width = x.shape
         if self.buffer.size < height * width:
             self.buffer = np.empty(height * width)
         held = self.buffer[: height * width]
@@ -163,10 +159,10 @@ def weighted_gram(x: Array, weight: Array) -> Array:
 
     Rows of negative weight are summed apart.
     """
-    below = weight < 0.0
+    below, room = weight < 0.0, _ROOM.like(x)
     if not below.any():
-        return scaled_gram(x, np.sqrt(weight))
-    room = _ROOM.like(x)
+        np.multiply(x, np.sqrt(weight)[:, None], out=room)
+        return room.T @ room
     if by_columns(x):
         return np.multiply(x, weight[:, None], out=room).T @ x
     count = int(np.count_nonzero(below))
@@ -175,15 +171,6 @@ def weighted_gram(x: Array, weight: Array) -> Array:
         np.compress(rows, x, axis=0, out=part)
         part *= np.sqrt(np.abs(weight[rows]))[:, None]
     return over.T @ over - under.T @ under
-
-
-def scaled_gram(x: Array, scale: Array) -> Array:
-    """Σ scale_n² x_n x_nᵀ; few columns have others of zeros beside them: BLAS is a third slower for eleven than for twelve."""
-    dim = x.shape[1]
-    half = _ROOM.like(x, -(-dim // _TILE) * _TILE if by_columns(x) and dim < _NARROW else dim)
-    np.multiply(x, scale[:, None], out=half[:, :dim])
-    half[:, dim:] = 0.0
-    return (half.T @ half)[:dim, :dim]
 
 
 def quadratic_forms(x: Array, S: Array, root: Array | None) -> Array:

@@ -10,6 +10,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.data.parts import ParquetPart
+from equipoise.data.passage import Passage
 from equipoise.engines.pooling import reach
 
 N = 60_000
@@ -121,7 +122,7 @@ def test_a_killed_stage_goes_on_with_the_pass_it_was_in(target, folder, readings
     other = eq.data.scan(folder / "0.parquet", "count ~ a", clusters="firm")
     eq.calibrate(eq.glm("poisson"), other, **{**options, "draws": 5, "checkpoint": tmp_path / "other"})
     (tmp_path / "other.passes").rename(tmp_path / "run.passes")
-    summed, calls = eq.data.scanned.Scan._summed, []
+    summed, calls = Passage.summed, []
 
     def killed(self, f, width):
         calls.append(f)
@@ -129,7 +130,7 @@ def test_a_killed_stage_goes_on_with_the_pass_it_was_in(target, folder, readings
             raise KeyboardInterrupt
         return summed(self, f, width)
 
-    monkeypatch.setattr(eq.data.scanned.Scan, "_summed", killed)
+    monkeypatch.setattr(Passage, "summed", killed)
     with pytest.raises(KeyboardInterrupt):
         eq.calibrate(eq.glm("poisson"), scanned(), **options)
     calls[:] = [None] * 10

@@ -108,9 +108,23 @@ def test_files_are_encoded_as_the_table_in_memory(formula, frame, folder, monkey
     np.testing.assert_array_equal(found[1], expected[1])
 
 
+@pytest.mark.parametrize(
+    ("formula", "quick"),
+    [
+        ("y ~ a + g + C(k) + a:g", True), ("y ~ np.log(b) + log(b):a + I(a**2):g", True), ("y ~ log(b) + I(a > 5)", True),
+        ("y ~ center(a) + b", False), ("y ~ hashed(g, levels=3)", False),
+    ],
+)  # fmt: skip
+def test_functions_of_one_row_need_no_formula_at_every_pass(formula, quick, frame, folder) -> None:
+    source = eq.data.scan(folder, formula)
+    assert (source.encoder.recipe is not None) == quick
+    assert_same(source.whole(), eq.data.table(frame, formula), 1e-13)
+
+
 @pytest.mark.parametrize("formula", ["y ~ a + g + C(k)", "y ~ np.log(b) + c"])
-@pytest.mark.parametrize(("chunk", "part"), [(400, 1), (10**6, 10**6)])
-def test_no_cut_shows_in_fit_and_moments(formula, chunk, part, frame, folder, monkeypatch) -> None:
+@pytest.mark.parametrize(("chunk", "part", "many"), [(400, 1, N + 1), (10**6, 10**6, N + 1), (400, 1, 0)])
+def test_no_cut_shows_in_fit_and_moments(formula, chunk, part, many, frame, folder, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.encoding._MANY", many)
     monkeypatch.setattr(scan_module, "CHUNK", chunk)
     monkeypatch.setattr("equipoise.data.scanning.CHUNK", chunk)
     monkeypatch.setattr(files_module, "_PART_ROWS", part)
@@ -546,8 +560,10 @@ def test_clusters_come_with_the_blocks_that_ask_for_them(frame, folder) -> None:
     assert dropped.marked().whole().marks.labels.shape == (N - 1, 1)
 
 
+@pytest.mark.parametrize("many", [N + 1, 0])
 @pytest.mark.parametrize("kind", ["HC1", "HC3", "CRV1", "CRV3"])
-def test_robust_covariances_stream(kind, frame, folder) -> None:
+def test_robust_covariances_stream(kind, many, frame, folder, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.encoding._MANY", many)
     frame["firm"] = np.arange(N) // 13
     frame[201:].to_parquet(folder / "part-3.parquet", index=False)
     for k, cut in enumerate([slice(0, 7), slice(7, 200), slice(200, 201)]):

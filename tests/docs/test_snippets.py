@@ -43,11 +43,13 @@ def called(page: Path) -> str:
     return page.relative_to(DOCS).with_suffix("").as_posix()
 
 
-def run(page: Path) -> Iterator[tuple[re.Match[str], str]]:
-    """Each Python block of a page with what it prints."""
+def run(page: Path, under: str = "", namespace: dict[str, object] | None = None) -> Iterator[tuple[re.Match[str], str]]:
+    """Each Python block of a page, or of what is under one of its headings, with what it prints."""
     text = page.read_text(encoding="utf-8")
-    namespace: dict[str, object] = {"__name__": page.stem}
-    for block in BLOCK.finditer(text):
+    namespace = {"__name__": page.stem} if namespace is None else namespace
+    begin = text.index(f"## {under}\n") if under else 0
+    end = text.find("\n## ", begin) if under else len(text)
+    for block in BLOCK.finditer(text, begin, end):
         # blank lines in front: a traceback then names the line of the page
         above = "\n" * (text.count("\n", 0, block.start()) + 1)
         printed = io.StringIO()

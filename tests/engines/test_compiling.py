@@ -27,7 +27,7 @@ def other(x):
     return -x
 
 def make(function=tiny):
-    return compiling._on_disk(compiling._bind(function), "tiny", numba.types.float64(numba.types.float64))
+    return compiling.on_disk(compiling.bound(function), "tiny", numba.types.float64(numba.types.float64))
 
 def files(kind):
     return sorted(folder.rglob(f"*.{kind}"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from equipoise.engines.numba.compiling import compile_helper
-from equipoise.engines.numba.exponential import exponential
+from equipoise.engines.numba.exponential import exponential, log_one_plus
 from equipoise.engines.random import JIT
 from equipoise.families import divergence, family
 from equipoise.families.family import FAMILIES
@@ -74,3 +74,19 @@ def test_a_value_does_not_depend_on_its_neighbours():
     values = np.random.default_rng(3).normal(0.0, 30.0, 999)
     whole = evaluate(values)
     np.testing.assert_array_equal(np.concatenate([evaluate(values[k : k + 1]) for k in range(999)]), whole)
+
+
+@numba.njit(**JIT)
+def many_logarithms(values, result):
+    for k in range(values.size):
+        result[k] = log_one_plus(values[k])
+
+
+def test_the_logarithm_of_one_and_more():
+    rng = np.random.default_rng(3)
+    values = np.concatenate([rng.uniform(0.0, 1.0, 3000), 10.0 ** rng.uniform(-300, 0, 1000), [0.0, 1e-300, 1.0]])
+    found = np.empty(values.size)
+    many_logarithms(values, found)
+    np.testing.assert_allclose(found, np.log1p(values), rtol=4.5e-16, atol=0.0)
+    many_logarithms(np.full(1, np.nan), found[:1])
+    assert np.isnan(found[0])

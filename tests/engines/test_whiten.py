@@ -11,11 +11,12 @@ import equipoise as eq
 from equipoise.data import as_rows
 from equipoise.engines.engine import Guard, initial_state
 from equipoise.engines.numba.linear import advance
+from equipoise.engines.numba.supply import Whitener
 from equipoise.engines.numba.table import RowTable
-from equipoise.engines.numba.whiten import Whitener, linear_engine
+from equipoise.engines.numba.whiten import linear_engine
 from equipoise.engines.rules import NOWHERE
 from equipoise.errors import InvalidInput
-from equipoise.models.passes import predictor
+from equipoise.models.sums import predictor
 from equipoise.theory.dynamics import Plain
 
 

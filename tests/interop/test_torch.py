@@ -448,3 +448,47 @@ def test_loaders_draw_as_they_say() -> None:
     assert abs(((counts - counts.mean()) ** 2 / counts.mean()).sum() - 102) < 5 * np.sqrt(2 * 102)
     with pytest.raises(eq.InvalidInput, match="at most"):
         eqt.loader(numbered, 104)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("beside", ["weights", "frequency"])
+def test_weights_and_frequencies_are_those_of_a_regression(beside, dtype) -> None:
+    """A logistic regression as a module, against eq.glm on the same weighted rows; float32 to its own precision."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(300, 2)).astype(np.float32).astype(float)
+    y = (rng.random(300) < 1.0 / (1.0 + np.exp(-x @ [1.0, -0.5] - 0.3))).astype(float)
+    given = {beside: rng.uniform(0.2, 3.0, 300) if beside == "weights" else rng.integers(0, 4, 300)}
+    bce = torch.nn.BCEWithLogitsLoss(reduction="none")
+    module = torch.nn.Linear(2, 1).to(dtype)
+    model = eqt.Model(module, lambda out, t: bce(out[:, 0], t), prior_precision=PRECISION)
+    data = eq.data.observations((torch.tensor(x, dtype=dtype), torch.tensor(y, dtype=dtype)), **given)
+    glm = eq.glm("bernoulli", prior_precision=PRECISION)
+    rows = eq.data.rows(np.column_stack([x, np.ones(300)]), y, **given)
+    ours, theirs = eq.fit(model, data), eq.fit(glm, rows)
+    np.testing.assert_allclose(ours.theta, theirs.theta, atol=1e-8)
+    moments, known = eq.moments(model, data, ours), eq.moments(glm, rows, theirs)
+    assert moments.n == known.n
+    for covariance in (eq.sandwich, eq.posterior):
+        np.testing.assert_allclose(covariance(moments), covariance(known), rtol=1e-6, atol=1e-12)
+
+
+def test_certified_where_the_loss_is_flat_by_the_message_s_advice() -> None:
+    """Softmax with a score for every class is flat: a prior, or fewer parameters, and then eq.fit, as the messages say."""
+    net = torch.nn.Linear(2, 3)
+    with pytest.raises(eq.FitFailed, match=r"prior_precision.*target='posterior'.*trainable"):
+        eqt.certify(eqt.Model(net, CE), (X, Y))
+    model = eqt.Model(net, CE, prior_precision=PRECISION)
+    with pytest.raises(eq.FitFailed, match=r"polish them with eq.fit\(model, data\)"):
+        eqt.certify(model, (X, Y))
+    polished = eq.fit(model, (X, Y))
+    with torch.no_grad():
+        for name, value in net.named_parameters():
+            value.copy_(torch.tensor(polished.params[name]))
+    found = eqt.certify(eqt.Model(net, CE, prior_precision=PRECISION), (X, Y))
+    assert found.gradient_norm < 0.05
+    moments = eq.moments(model, (X, Y), found)
+    dynamics = eq.Dynamics(batch_size=100, gradient="control-variate")
+    tuned = eq.tune(moments, "posterior", dynamics, noise="completed")
+    np.testing.assert_allclose(tuned.predicted.cov, eq.posterior(moments), rtol=1e-6, atol=1e-10)
+    fewer = eqt.Model(linear(), loss)
+    assert eq.fit(fewer, (X, Y)).converged

@@ -253,7 +253,10 @@ def test_clusters_and_lags_span_blocks(kind, panel, monkeypatch) -> None:
 def test_sums_by_cluster_join() -> None:
     rng = np.random.default_rng(0)
     labels, rows = rng.integers(0, 9, (60, 2)), rng.normal(size=(60, 3))
-    parts = [Grouped.of(labels[k : k + 7], rows[k : k + 7]) for k in range(0, 60, 7)]
+    parts = []
+    for k in range(0, 60, 7):
+        found = pd.DataFrame(rows[k : k + 7]).groupby([*labels[k : k + 7].T]).sum()
+        parts.append(Grouped(np.array(found.index.to_list()), found.to_numpy()))
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -200,7 +200,9 @@ def test_many_parameters_stay_readable(tmp_path: Path) -> None:
 def test_one_parameter(tmp_path: Path) -> None:
     y = np.random.default_rng(0).normal(size=80)
     made = eq.calibrate(eq.glm("gaussian"), (np.ones((80, 1)), y), ess=60, chains=1, progress=False)
-    Page(made.report(tmp_path / "one.html").read_text(encoding="utf-8"))
+    text = made.report(tmp_path / "one.html").read_text(encoding="utf-8")
+    assert table_values(text).shape[0] == 1
+    assert "Look at: " not in "".join(Page(text).text)
 
 
 def test_trouble_is_the_headline(tmp_path: Path) -> None:

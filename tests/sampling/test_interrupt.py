@@ -28,6 +28,14 @@ SCRIPT = """
 """
 
 
+@pytest.fixture(autouse=True)
+def _listening():
+    """A job that a shell runs in the background ignores Ctrl-C, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def start(tmp_path, draws, checkpoint):
     script = tmp_path / "run.py"
     script.write_text(textwrap.dedent(SCRIPT))

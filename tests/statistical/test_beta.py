@@ -64,6 +64,7 @@ def test_chain_is_calibrated(fraction):
         assert np.linalg.norm(ct - tuning.target) / np.linalg.norm(tuning.target) > 1.5 * floor + 0.02
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_clean_parameters():
     hits = []
     for seed in range(60):

@@ -1,20 +1,21 @@
 """Real chains on misspecified data have the covariance that was asked for, within the predicted Monte Carlo error.
 
-Criterion, the same for every test and every negative control: the relative Frobenius error of the empirical covariance
-is at most 1.5 Monte Carlo floors (the root mean square of that error for a chain that is exactly right) plus 2 %, an
-allowance for what the quadratic proxy leaves out at N = 1000. Chains are as long as a floor of 1 % takes; seeds are fixed.
+The criterion is that of `criterion.py`, for every test and every negative control; seeds are fixed.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 import equipoise as eq
+from tests.statistical.criterion import excess as excess_over
 
 N, D, FLOOR = 1000, 5, 0.01
+excess = partial(excess_over, goal=FLOOR)
 families = pytest.mark.parametrize("family", ["gaussian", "bernoulli", "poisson"])
 batches = pytest.mark.parametrize("batch_size", [16, 100, 300])
 
@@ -31,19 +32,6 @@ def prepared(make_data, make_model):
         return cache[family]
 
     return make
-
-
-def excess(model, data, tuning, law=None, seed=7) -> float:
-    """Relative covariance error of a real chain, over what the criterion allows: at most 1 is a pass."""
-    law = tuning.predicted if law is None else law
-    thin = max(1, int(law.iact() // 5))
-    # the floor falls with the square root of the number of draws
-    draws = int(np.ceil(1000 * (law.covariance_floor(1000, thin) / FLOOR) ** 2 / 2))
-    chains = eq.sample(model, data, tuning, draws=draws, chains=2, seed=seed, thin=thin, progress=False, threads=1)
-    floor = law.covariance_floor(2 * draws, thin)
-    assert floor <= FLOOR * 1.001
-    error = np.linalg.norm(np.cov(chains.flat(), rowvar=False) - tuning.target) / np.linalg.norm(tuning.target)
-    return float(error / (1.5 * floor + 0.02))
 
 
 @families

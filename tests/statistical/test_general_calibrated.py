@@ -1,20 +1,22 @@
 """Chains of losses written in JAX have the covariance that was asked for, within the predicted Monte Carlo error.
 
-The criterion and its controls are those of `test_calibrated`: the relative Frobenius error of the empirical covariance is
-at most 1.5 Monte Carlo floors plus 2 % for what the quadratic proxy leaves out at N = 1000. Seeds are fixed.
+The criterion is that of `criterion.py`, the controls are those of `test_calibrated`; seeds are fixed.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import equipoise as eq
+from tests.statistical.criterion import excess as excess_over
 
 N, D, FLOOR = 1000, 3, 0.015
+excess = partial(excess_over, goal=FLOOR)
 
 
 def predictor(p, o):
@@ -42,19 +44,6 @@ def prepared(make_data):
         return cache[family]
 
     return make
-
-
-def excess(model, data, tuning, law=None, seed=7) -> float:
-    """Relative covariance error of a real chain, over what the criterion allows: at most 1 is a pass."""
-    law = tuning.predicted if law is None else law
-    thin = max(1, int(law.iact() // 5))
-    # the floor falls with the square root of the number of draws
-    draws = int(np.ceil(1000 * (law.covariance_floor(1000, thin) / FLOOR) ** 2 / 2))
-    chains = eq.sample(model, data, tuning, draws=draws, chains=2, seed=seed, thin=thin, progress=False)
-    floor = law.covariance_floor(2 * draws, thin)
-    assert floor <= FLOOR * 1.001
-    error = np.linalg.norm(np.cov(chains.flat(), rowvar=False) - tuning.target) / np.linalg.norm(tuning.target)
-    return float(error / (1.5 * floor + 0.02))
 
 
 @pytest.mark.parametrize(

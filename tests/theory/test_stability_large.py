@@ -8,6 +8,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 
 import equipoise as eq
 from equipoise.linalg import congruent
+from equipoise.models import linear_curvature
 from equipoise.theory import stability
 
 
@@ -63,3 +64,26 @@ def test_a_product_in_strips_is_the_product(dim) -> None:
     A, S = rng.normal(size=(2, dim, dim))
     np.testing.assert_allclose(congruent(A, S), A @ S @ A.T, rtol=1e-11, atol=1e-9)
     np.testing.assert_allclose(congruent(A.T, S), A.T @ S @ A, rtol=1e-11, atol=1e-9)
+
+
+@pytest.mark.parametrize("prior", [0.5, np.geomspace(0.1, 10.0, 8)])
+@pytest.mark.parametrize(
+    "options", [{}, {"momentum": 0.6}, {"gradient": "control-variate", "inverse_temperature": 400.0}]
+)
+def test_rows_in_the_coordinates_of_the_modes_have_the_same_law(prior, options, monkeypatch) -> None:
+    """With one prior precision for all the rows' Hessian is diagonal there, with several it is not."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_t(4, size=(400, 8)) * np.geomspace(1.0, 30.0, 8)
+    rows = eq.data.rows(x, rng.poisson(1.0, size=400), weights=rng.uniform(0.5, 2.0, 400))
+    m = eq.moments(eq.glm("poisson", prior_precision=prior), rows, np.full(8, 0.002))
+    dynamics = eq.Dynamics(batch_size=40, **options)
+    for direction in (1.0, 1.0 / np.diag(m.hessian), np.linalg.inv(m.hessian)):
+        found = []
+        for columns in (512, 1):
+            monkeypatch.setattr(linear_curvature, "_TURNED", columns)
+            monkeypatch.setattr(linear_curvature, "_ROWS_TURNED", 100)
+            limit = eq.max_stable_step(m, dynamics, direction)
+            found.append((limit, eq.stationary(m, 0.4 * limit * np.asarray(direction), dynamics).cov))
+        (plain, cov), (turned, same) = found
+        assert turned == pytest.approx(plain, rel=1e-9)
+        np.testing.assert_allclose(same, cov, rtol=1e-9, atol=1e-10 * np.abs(cov).max())

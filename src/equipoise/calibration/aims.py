@@ -14,6 +14,7 @@ from equipoise.calibration.options import Aim, Reading
 from equipoise.checks import nearest, shown
 from equipoise.data.wording import brief, listed
 from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput
+from equipoise.models.clustered import ClusterSums
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Problem
 from equipoise.models.robust import CLUSTERED, KINDS, covariance
@@ -48,7 +49,7 @@ def require_marks_used(target: Target, reading: Reading) -> None:
 
 
 def aimed(
-    problem: Problem, whole: Moments | None, found: Moments, target: Target, aim: Aim, known: object = None
+    problem: Problem, whole: Moments | None, found: Moments, target: Target, aim: Aim, known: ClusterSums | None = None
 ) -> Covariance:
     """The target of a run, checked to be one that a chain can have.
 
@@ -72,9 +73,9 @@ def aimed(
     """
     if isinstance(target, str):
         if target not in (*TARGETS, *KINDS):
-            known = ", ".join((*TARGETS, *KINDS))
+            kinds = ", ".join((*TARGETS, *KINDS))
             remedy = nearest(target, (*TARGETS, *KINDS)) or "choose one of them"
-            raise InvalidInput("target", f"one of {known}, a matrix or a function", repr(target), remedy)
+            raise InvalidInput("target", f"one of {kinds}, a matrix or a function", repr(target), remedy)
         # those made from moments alone are of the rows the chain is tuned with
         at = found if whole is not None or target in TARGETS else take_moments(problem, found.params)
         made = covariance(problem, at, target, lags=aim.lags, small_sample=aim.small_sample, known=known)

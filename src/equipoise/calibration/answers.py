@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from equipoise.calibration.calibration import Calibration
 
 __all__ = [
+    "CovarianceOptions",
+    "TableOptions",
     "WaldTest",
     "combine",
     "confint",
@@ -42,6 +44,24 @@ __all__ = [
     "vcov",
     "wald",
 ]
+
+
+class CovarianceOptions(TypedDict, total=False):
+    """What `vcov` takes beside a kind."""
+
+    clusters: object
+    time: object
+    lags: int | None
+    small_sample: bool | str
+
+
+class TableOptions(CovarianceOptions, total=False):
+    """What `tidy` takes beside a level."""
+
+    kind: str | None
+    method: str
+    exponentiate: bool
+
 
 _OPTIONS = {"clusters": None, "time": None, "lags": None, "small_sample": True}  # of `vcov`, with their defaults
 _DEPENDENT = 1e-10  # relative size below which a restriction adds nothing to the others
@@ -90,7 +110,7 @@ class WaldTest(Card):
         return html_table(("hypotheses", law, "df", "p", "covariance"), [row], "Wald test")
 
 
-def covariance_of(cal: Calibration, kind: str | None, **options: Any) -> Covariance:
+def covariance_of(cal: Calibration, kind: str | None, **options: Unpack[CovarianceOptions]) -> Covariance:
     """A covariance of the run's estimate: the target, or any other, without another fit; options are those of `vcov`.
 
     Raises
@@ -111,7 +131,7 @@ def covariance_of(cal: Calibration, kind: str | None, **options: Any) -> Covaria
     one_of("kind", kind, (*TARGETS, *KINDS))
     if kind in PLAIN and not given and cal.plan.problem is None:
         return from_moments(cal.plan.moments, kind, cal.title.name == "gaussian")
-    return covariance(cal.require_problem(), cal.moments_of_all, kind, **given)
+    return covariance(cal.require_problem(), cal.moments_of_all, kind, **cast(CovarianceOptions, given))
 
 
 @checked_options
@@ -138,8 +158,7 @@ def vcov(
     -------
     (D, D) array
     """
-    options = {"clusters": clusters, "time": time, "lags": lags, "small_sample": small_sample}
-    return covariance_of(self, kind, **options).matrix
+    return covariance_of(self, kind, clusters=clusters, time=time, lags=lags, small_sample=small_sample).matrix
 
 
 @checked_options
@@ -150,7 +169,7 @@ def tidy(
     *,
     method: str = "auto",
     exponentiate: bool = False,
-    **options: object,
+    **options: Unpack[CovarianceOptions],
 ) -> pd.DataFrame:
     """The coefficient table as a DataFrame, one row per parameter.
 
@@ -200,7 +219,7 @@ def combine(
     *,
     method: str = "auto",
     exponentiate: bool = False,
-    **options: object,
+    **options: Unpack[CovarianceOptions],
 ) -> pd.DataFrame:
     """Linear combinations of parameters with their intervals.
 
@@ -277,7 +296,7 @@ def confint(
     *,
     method: str = "auto",
     exponentiate: bool = False,
-    **options: object,
+    **options: Unpack[CovarianceOptions],
 ) -> pd.DataFrame:
     """Intervals of every parameter; columns lower and upper.
 
@@ -298,7 +317,7 @@ def wald(
     hypothesis: str | Sequence[str] | ArrayLike | tuple[ArrayLike, ArrayLike],
     use_f: bool = False,
     kind: str | None = None,
-    **options: object,
+    **options: Unpack[CovarianceOptions],
 ) -> WaldTest:
     """Wald's test of linear hypotheses, one or several together.
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.calibration.answers import covariance_of, table_of
+from equipoise.calibration.answers import CovarianceOptions, covariance_of, table_of
 from equipoise.calibration.ends import critical
 from equipoise.calibration.prediction import as_table, new_rows
 from equipoise.checks import checked_options, flag, nearest, one_of, probability, shown
 from equipoise.data.arrays import Rows
+from equipoise.data.columns import Level
+from equipoise.data.source import Source
 from equipoise.errors import InvalidInput
-from equipoise.models.passes import predictor
+from equipoise.models.sums import predictor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,7 +42,7 @@ def compare(
     average: bool = False,
     offset: tuple[object, object] = (None, None),
     kind: str | None = None,
-    **options: object,
+    **options: Unpack[CovarianceOptions],
 ) -> pd.DataFrame:
     """Contrasts of the mean response between two tables, row by row or on average.
 
@@ -148,7 +150,7 @@ def effects(
     variables: Sequence[str] | None = None,
     level: float = 0.95,
     kind: str | None = None,
-    **options: object,
+    **options: Unpack[CovarianceOptions],
 ) -> pd.DataFrame:
     """Average marginal effects: how much the mean response changes with a variable, averaged over rows.
 
@@ -222,10 +224,10 @@ class _SlopePass:
         )
 
 
-def _by_column(cal: Calibration, model: GLM, data: Any, variables: Sequence[str] | None) -> Iterator[_Effect]:
+def _by_column(cal: Calibration, model: GLM, data: object, variables: Sequence[str] | None) -> Iterator[_Effect]:
     """Every column of the design matrix but constants: θ_j times the mean slope."""
     if data is not None:
-        source: Any = new_rows(data, cal.names, None, None)[0]
+        source: Source[Rows] = new_rows(data, cal.names, None, None)[0]
     else:
         source = cal.require_linear().source
     theta = cal.fit.theta
@@ -238,7 +240,7 @@ def _by_column(cal: Calibration, model: GLM, data: Any, variables: Sequence[str]
         yield _Effect(name, "dy/dx", slope * theta[j], theta[j] * bend + slope * np.eye(len(theta))[j])
 
 
-def _by_formula(cal: Calibration, model: GLM, data: Any, variables: Sequence[str] | None) -> Iterator[_Effect]:
+def _by_formula(cal: Calibration, model: GLM, data: object, variables: Sequence[str] | None) -> Iterator[_Effect]:
     """Every variable of the formula, wherever it enters: numbers a little up and down, levels one after the other."""
     if data is None:
         raise InvalidInput(
@@ -249,7 +251,7 @@ def _by_formula(cal: Calibration, model: GLM, data: Any, variables: Sequence[str
     if frame is None:
         raise InvalidInput("data", "a table", shown(type(data).__name__), "pass a DataFrame")
 
-    def at(**columns: Any) -> Rows:
+    def at(**columns: pd.Series | Array) -> Rows:
         return new_rows(frame.assign(**columns), cal.names, design, None)[0]
 
     for name in _chosen(variables, list(design.columns)):
@@ -264,7 +266,7 @@ def _by_formula(cal: Calibration, model: GLM, data: Any, variables: Sequence[str
             yield _slope_of(model, at, name, frame[name].to_numpy(dtype=np.float64), cal.fit.theta)
 
 
-def _filled(frame: pd.DataFrame, name: str, level: Any) -> Any:
+def _filled(frame: pd.DataFrame, name: str, level: Level) -> pd.Series:
     """A column of one level, of the kind the table has it in."""
     import pandas as pd
 
@@ -272,7 +274,7 @@ def _filled(frame: pd.DataFrame, name: str, level: Any) -> Any:
     return values.astype(frame[name].dtype)
 
 
-def _slope_of(model: GLM, at: Any, name: str, values: Array, theta: Array) -> _Effect:
+def _slope_of(model: GLM, at: Callable[..., Rows], name: str, values: Array, theta: Array) -> _Effect:
     """Central differences; where a term has no value beyond the table's range, ends that stay inside it."""
     step = _STEP * (float(values.std()) or 1.0)
     low, high = values - step, values + step

@@ -7,10 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
+from equipoise.calibration.answers import TableOptions
 from equipoise.checks import checked_options
 from equipoise.errors import InvalidInput
 from equipoise.files import file_place, write_atomic
@@ -22,7 +23,9 @@ __all__ = ["to_csv", "to_json"]
 
 
 @checked_options
-def to_json(self: Calibration, path: str | Path | None = None, level: float = 0.95, **options: Any) -> str:
+def to_json(
+    self: Calibration, path: str | Path | None = None, level: float = 0.95, **options: Unpack[TableOptions]
+) -> str:
     """What the summary tells, as JSON: coefficients, fit statistics, diagnosis; numbers that are none become null.
 
     Parameters
@@ -67,7 +70,9 @@ def to_json(self: Calibration, path: str | Path | None = None, level: float = 0.
 
 
 @checked_options
-def to_csv(self: Calibration, path: str | Path | None = None, level: float = 0.95, **options: Any) -> str:
+def to_csv(
+    self: Calibration, path: str | Path | None = None, level: float = 0.95, **options: Unpack[TableOptions]
+) -> str:
     """The coefficient table as CSV, in full precision.
 
     Parameters
@@ -93,14 +98,14 @@ def _written(path: str | Path | None, text: str) -> None:
         write_atomic(Path(path), text.encode())
 
 
-def _statistics(cal: Calibration) -> dict[str, Any] | None:
+def _statistics(cal: Calibration) -> dict[str, object] | None:
     try:
         return asdict(cal.fit_statistics)
     except InvalidInput:  # no rows, or a loss that is no likelihood
         return None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A value in JSON's own types."""
     if isinstance(value, Mapping):
         return {str(name): _plain(part) for name, part in value.items()}

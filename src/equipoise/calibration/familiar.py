@@ -8,7 +8,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.checks import checked_options, probability
-from equipoise.models.passes import predictor
+from equipoise.models.sums import predictor
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,7 +15,7 @@ from equipoise.errors import InvalidInput
 from equipoise.families.response import law_of
 from equipoise.fitting.fit import fit
 from equipoise.linalg import symmetric
-from equipoise.models.passes import counted, predictor, weighted
+from equipoise.models.sums import counted, predictor, weighted
 from equipoise.models.units import Changed
 
 if TYPE_CHECKING:

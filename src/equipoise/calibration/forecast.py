@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -57,6 +57,16 @@ def intervals(self: Calibration, level: float = 0.95, recentred: bool = False) -
     return made
 
 
+@overload
+def predict(
+    self: Calibration, X_new: object, interval: float = ..., offset: ArrayLike | None = ..., kind: str = ..., *,
+    method: str = ..., to: None = None,
+) -> pd.DataFrame: ...  # fmt: skip
+@overload
+def predict(
+    self: Calibration, X_new: object, interval: float = ..., offset: ArrayLike | None = ..., kind: str = ..., *,
+    method: str = ..., to: str | Path,
+) -> Path: ...  # fmt: skip
 @checked_options
 def predict(
     self: Calibration,
@@ -67,7 +77,7 @@ def predict(
     *,
     method: str = "auto",
     to: str | Path | None = None,
-) -> Any:
+) -> pd.DataFrame | Path:
     """Mean response at new rows with a calibrated interval for it, or for a new observation.
 
     Parameters
@@ -116,8 +126,11 @@ def predict(
         lower, upper = np.sort([model.mean_response(eta - reach), model.mean_response(eta + reach)], axis=0)
     else:
         by = "draws"
-        make: Any = quantiles if mean else observation_quantiles
-        lower, upper = make(model, new, self.chains.flat(), (tail, 1.0 - tail))
+        ends, flat = (tail, 1.0 - tail), self.chains.flat()
+        if mean:
+            lower, upper = quantiles(model, new, flat, ends)
+        else:
+            lower, upper = observation_quantiles(self.require_glm("observation"), new, flat, ends)
     made = pd.DataFrame({"estimate": model.mean_response(eta), "lower": lower, "upper": upper}, index=index)
     made.attrs["intervals"] = ends_words(by, interval, self.plan.target.df)
     return made

@@ -20,6 +20,7 @@ from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
 from equipoise.linalg import split_range, symmetric
 from equipoise.models.binding import bind, checked
+from equipoise.models.clustered import ClusterSums
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Model, Problem
 from equipoise.models.robust import KINDS, moments_for
@@ -362,7 +363,7 @@ def _identified(problem: Problem, fitted: Fit) -> tuple[Problem, Fit]:
 
 def _moments(
     problem: Problem, fitted: Fit, target: Target, tuning_rows: int | None, seed: int
-) -> tuple[Moments, object]:
+) -> tuple[Moments, ClusterSums | None]:
     """Moments at a fit, and what was added up beside them for the target, if anything was."""
     if tuning_rows is None:
         return moments_for(problem, fitted, target)

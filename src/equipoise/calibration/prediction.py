@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from os import cpu_count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,7 +29,9 @@ __all__ = ["as_table", "new_rows", "observation_quantiles", "quantiles"]
 _BLOCK = 1 << 21
 
 
-def new_rows(given: object, names: tuple[str, ...], design: Design | None, offset: object) -> tuple[Rows, Any]:
+def new_rows(
+    given: object, names: tuple[str, ...], design: Design | None, offset: object
+) -> tuple[Rows, pd.Index | None]:
     """New rows in the fitted columns, and the index of the table they came in (None for arrays).
 
     Raises

@@ -17,7 +17,7 @@ from equipoise.errors import InvalidInput
 from equipoise.families.response import LAWS
 from equipoise.models.glm import GLM
 from equipoise.models.linear import LinearProblem
-from equipoise.models.passes import predictor
+from equipoise.models.sums import predictor
 
 if TYPE_CHECKING:
     from equipoise.calibration.calibration import Calibration

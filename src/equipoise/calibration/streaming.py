@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from equipoise.checks import shown
 from equipoise.data.design import Design
 from equipoise.data.files import opened
 from equipoise.data.learning import numbered
-from equipoise.data.scanned import CHUNK, Scan
+from equipoise.data.passage import CHUNK
+from equipoise.data.scanned import Scan
 from equipoise.data.wording import placed_in
 from equipoise.errors import InvalidInput
 from equipoise.files import file_place, require_writable, write_atomic
@@ -31,7 +32,7 @@ def is_stored(given: object) -> bool:
 
 
 def streamed(
-    given: Any, design: Design | None, names: Sequence[str], make: Callable[[pd.DataFrame], pd.DataFrame]
+    given: object, design: Design | None, names: Sequence[str], make: Callable[[pd.DataFrame], pd.DataFrame]
 ) -> Iterator[pd.DataFrame]:
     """What `make` makes of the rows of files, a block at a time, in their order."""
     columns = list(names)

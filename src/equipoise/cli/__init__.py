@@ -6,12 +6,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from equipoise.cli import options as o
 from equipoise.cli.outcome import complain, interrupted, one_line_errors, printed, require_places, written
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from equipoise.models.problem import Model
 
 __all__ = ["app", "main"]
 
@@ -211,7 +216,7 @@ def reproduce_command(
 
 
 @contextmanager
-def _connected(address: str | None) -> Iterator[Any]:
+def _connected(address: str | None) -> Iterator[Client | None]:
     """The client of a cluster, started here for `local`; nothing without an address."""
     if address is None:
         yield None
@@ -222,7 +227,7 @@ def _connected(address: str | None) -> Iterator[Any]:
         yield client
 
 
-def _model(options: dict[str, Any]) -> Any:
+def _model(options: dict[str, Any]) -> Model:
     """The model the options describe."""
     import equipoise as eq
     from equipoise.errors import InvalidInput
@@ -256,7 +261,7 @@ def _start(
 def main() -> None:
     """Run the command line: exit code 0, 2 for a usage or input error, 1 for a bug, 130 after Ctrl-C."""
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="equipoise", standalone_mode=False)
     except KeyboardInterrupt as stop:
         code = interrupted(stop)
     except Exception as error:

@@ -39,7 +39,7 @@ class Option(NamedTuple):
     """An option: its Python name, type, default, panel and help, what stands for its value, and what else typer takes."""
 
     name: str
-    kind: Any
+    kind: object
     default: object
     panel: str
     words: str

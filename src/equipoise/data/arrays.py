@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equipoise.arrays import Array, Index, Mask
+from equipoise.arrays import Array, Index
 from equipoise.cards import Card
 from equipoise.checks import checked_options, shown
 from equipoise.data.marks import Marks, marked
+from equipoise.data.numeric import matrix, require_finite, require_rows, require_weights, vector
 from equipoise.data.source import chosen_rows, digest_of, drawn_rows, drawn_shares, ordered_reduce
 from equipoise.errors import InvalidInput
-from equipoise.linalg import Sums, blocks, fixed_order
+from equipoise.linalg import Sums, blocks
 
 if TYPE_CHECKING:
     from equipoise.data.table import Design
 
-__all__ = ["Rows", "require_moderate", "require_weights", "rows", "shares"]
-
-# Up to here every whole number is a float of its own.
-_LARGEST_COUNT = 2.0**53
-# Beyond it third derivatives, in which columns are cubed, leave the range of the numbers.
-_LARGEST = 1e100
+__all__ = ["Rows", "rows", "shares"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -246,17 +242,17 @@ def rows(
     >>> made.n, made.height
     (5, 2)
     """
-    design = _matrix(x)
+    design = matrix(x)
     n, dim = design.shape
     labels = _labels(x, names, dim)
     made = Rows(
         x=design,
-        y=_vector("y", y, n),
-        weights=None if weights is None else _vector("weights", weights, n),
-        offset=None if offset is None else _vector("offset", offset, n),
+        y=vector("y", y, n),
+        weights=None if weights is None else vector("weights", weights, n),
+        offset=None if offset is None else vector("offset", offset, n),
         names=labels,
         response=str(getattr(y, "name", None) or "y"),
-        frequency=None if frequency is None else _vector("frequency", frequency, n),
+        frequency=None if frequency is None else vector("frequency", frequency, n),
         marks=marked(n, None, clusters, time),
     )
     taking = _taking_part(made.weights, made.frequency)
@@ -264,10 +260,10 @@ def rows(
     # only of the rows that take part: one of weight zero may stand for an observation that was not made
     for name, array in (("X", made.x), ("y", made.y), ("offset", made.offset)):
         if array is not None:
-            _require_finite(name, array, taking)
+            require_finite(name, array, taking)
     if trials is None:
         return made
-    counts = _vector("trials", trials, n)
+    counts = vector("trials", trials, n)
     return shares(made, counts if taking is None else counts[taking], taking)
 
 
@@ -279,10 +275,10 @@ def shares(made: Rows, trials: Array, labels: Index | None) -> Rows:
     InvalidInput
         Naming the first row where they are none.
     """
-    _require_finite("trials", trials, labels)
-    _require_rows("trials", trials, trials > 0.0, labels, "positive", "leave out rows without a trial")
+    require_finite("trials", trials, labels)
+    require_rows("trials", trials, trials > 0.0, labels, "positive", "leave out rows without a trial")
     inside = (made.y >= 0.0) & (made.y <= trials)
-    _require_rows("y", made.y, inside, labels, "a number of successes between 0 and trials", "check both columns")
+    require_rows("y", made.y, inside, labels, "a number of successes between 0 and trials", "check both columns")
     weights = trials if made.weights is None else trials * made.weights
     return replace(made, y=made.y / trials, weights=weights, trials=trials)
 
@@ -292,50 +288,13 @@ def _taking_part(weights: Array | None, frequency: Array | None) -> Index | None
     given = [("weights", weights), ("frequency", frequency)]
     counts = [(name, values) for name, values in given if values is not None]
     for name, values in counts:
-        _require_finite(name, values)
+        require_finite(name, values)
     require_weights(weights, frequency)
     kept = np.all([values > 0.0 for _, values in counts], axis=0)
     return None if np.all(kept) else np.flatnonzero(kept)
 
 
-def require_weights(weights: Array | None, frequency: Array | None, labels: Index | None = None) -> None:
-    """Raise unless weights and frequencies say how much each row counts, and at least one row does.
-
-    Parameters
-    ----------
-    weights, frequency
-        One finite number per row, or None.
-    labels
-        What the rows are called in the message; their numbers if None.
-
-    Raises
-    ------
-    InvalidInput
-        Naming the first row that is wrong.
-    """
-    if weights is not None:
-        _require_rows(
-            "weights", weights, weights >= 0.0, labels, "positive or zero", "a weight of zero leaves a row out"
-        )
-    if frequency is not None:
-        whole_times = (frequency >= 0.0) & (frequency == np.floor(frequency))
-        remedy = "count observations with it; weights= takes any positive number"
-        _require_rows("frequency", frequency, whole_times, labels, "whole numbers, zero or more", remedy)
-        if frequency.sum() >= _LARGEST_COUNT:
-            raise InvalidInput("frequency", "less than 2⁵³ in all", f"{frequency.sum():g}", "use smaller counts")
-    given = {name: value for name, value in (("weights", weights), ("frequency", frequency)) if value is not None}
-    if given and not np.all([value > 0.0 for value in given.values()], axis=0).any():
-        raise InvalidInput(", ".join(given), "positive for some row", "zero for every row", "check them")
-
-
-def _require_rows(name: str, values: Array, good: Mask, labels: Index | None, requirement: str, remedy: str) -> None:
-    if not good.all():
-        bad = np.flatnonzero(~good)
-        row = bad[0] if labels is None else labels[bad[0]]
-        raise InvalidInput(name, requirement, f"{values[bad[0]]:g} at row {row} ({bad.size} such rows)", remedy)
-
-
-def _labels(x: Any, names: Sequence[str] | None, dim: int) -> tuple[str, ...]:
+def _labels(x: object, names: Sequence[str] | None, dim: int) -> tuple[str, ...]:
     """One name per column: given, those of a DataFrame, or numbered."""
     if names is None and hasattr(x, "columns"):
         labels = tuple(str(column) for column in x.columns)
@@ -349,84 +308,3 @@ def _labels(x: Any, names: Sequence[str] | None, dim: int) -> tuple[str, ...]:
     if all(isinstance(name, str) for name in given) and len(given) == len(set(given)) == dim:
         return given
     raise InvalidInput("names", f"{dim} distinct names, one per column", shown(names), "give one name per column")
-
-
-def _matrix(x: Any) -> Array:
-    array = _floats("X", x)
-    if array.ndim != 2 or array.shape[0] == 0 or array.shape[1] == 0:
-        raise InvalidInput(
-            "X",
-            "a two-dimensional array with at least one row and one column",
-            f"shape {array.shape}",
-            "reshape it to (N, D)",
-        )
-    return np.ascontiguousarray(array)
-
-
-def _vector(name: str, values: Any, n: int) -> Array:
-    array = _floats(name, values)
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array[:, 0]
-    if array.shape != (n,):
-        raise InvalidInput(
-            name, f"a vector with one entry per row of X, ({n},)", f"shape {array.shape}", "match it to X"
-        )
-    return np.ascontiguousarray(array)
-
-
-def _floats(name: str, values: Any) -> Array:
-    if hasattr(values, "toarray"):
-        raise InvalidInput(name, "a dense array", f"a sparse one, {type(values).__name__}", f"pass {name}.toarray()")
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise InvalidInput(
-            name, "a rectangular array", "rows of unequal length", "give every row as many entries"
-        ) from error
-    given = InvalidInput(
-        name, "numeric", f"dtype {array.dtype}", "encode text columns first, or pass a DataFrame with formula=..."
-    )
-    # complex numbers, dates and digits in text would convert, and lose their meaning
-    if array.dtype.kind in "cmMSU":
-        raise given
-    try:
-        return array.astype(np.float64, copy=False)
-    except (TypeError, ValueError) as error:
-        raise given from error
-
-
-def require_moderate(name: str, array: Array, labels: Index | None = None) -> None:
-    """Raise unless all numbers are finite and not absurdly large; a sum of squares tells nearly always.
-
-    Raises
-    ------
-    InvalidInput
-        Naming the first row that is wrong; `labels` are what the rows are called.
-    """
-    flat = array.ravel(order="K")
-    # BLAS would start threads for it
-    with np.errstate(over="ignore", invalid="ignore"), fixed_order():
-        square = float(flat @ flat)
-    if not square <= _LARGEST**2:
-        _require_finite(name, array, labels)
-
-
-def _require_finite(name: str, array: Array, labels: Index | None = None) -> None:
-    # the extremes of numbers among which one is NaN are NaN; they take a tenth of the time of a mask, and no memory
-    largest = max(-float(array.min()), float(array.max()))
-    if largest <= _LARGEST:
-        return
-    if np.isfinite(largest):
-        raise InvalidInput(name, f"at most {_LARGEST:g} in size", f"{largest:g}", "rescale it: choose another unit")
-    bad = ~np.isfinite(array)
-    if bad.any():
-        index = np.argwhere(bad)
-        index[:, 0] = index[:, 0] if labels is None else labels[index[:, 0]]
-        where = ", ".join(str(tuple(map(int, i)) if array.ndim > 1 else int(i[0])) for i in index[:3])
-        more = "" if len(index) <= 3 else f" and {len(index) - 3} more"
-        raise InvalidInput(
-            name,
-            "finite",
-            f"NaN or infinity at {where}{more}",
-            "drop or impute those rows (tables take missing='drop')",
-        )

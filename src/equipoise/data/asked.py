@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from equipoise.data.taking import Taking, taking_part
 
 if TYPE_CHECKING:
     import pandas as pd
+    from formulaic import Formula
 
 __all__ = ["Asked"]
 
@@ -51,7 +52,7 @@ class Asked:
     context: Mapping[str, UserFunction] = field(default_factory=dict)
 
     @cached_property
-    def parsed(self) -> tuple[Any, Reading]:
+    def parsed(self) -> tuple[Formula, Reading]:
         """The formula's two sides, and what they use."""
         return parsed(self.formula, self.context)
 
@@ -78,15 +79,17 @@ class Asked:
         """The columns that no loss looks at, each once."""
         return list(dict.fromkeys([*self.clusters, *([] if self.clock is None else [self.clock])]))
 
-    def taking(self, frame: pd.DataFrame) -> Taking:
-        """The rows of a table that take part."""
+    def taking(self, frame: pd.DataFrame, complete: bool = False) -> Taking:
+        """The rows of a table that take part: all, of a complete one without weights."""
         import pandas as pd
 
+        if complete and not self.beside:
+            return Taking(frame[list(self.roles)], pd.DataFrame(index=frame.index), {}, 0)
         beside = pd.DataFrame(self.given(frame), index=frame.index)
         marks = {"marks": frame[self.marks]} if self.marks else {}
         return taking_part(frame[list(self.roles)], beside, marks, self.missing)
 
-    def given(self, frame: pd.DataFrame) -> dict[str, pd.Series[Any]]:
+    def given(self, frame: pd.DataFrame) -> dict[str, pd.Series]:
         """Weights, frequency, offset and trials of every row of a table, as far as asked for."""
         return {name: frame[column] for name, column in self.beside.items()}
 
@@ -107,13 +110,23 @@ class Asked:
                 found[factor.expr] = frozenset(uses.functions)
         return found
 
-    def values(self, chosen: pd.DataFrame) -> dict[str, pd.Series[Any]]:
+    @cached_property
+    def rowwise(self) -> list[str]:
+        """The expressions on the right-hand side whose values depend on their own row alone."""
+        factors = (factor for term in self.parsed[0].rhs for factor in term.factors)
+        return [f.expr for f in factors if str(f.eval_method.value) == "python" and f.expr not in self.factors]
+
+    def values(self, chosen: pd.DataFrame) -> dict[str, pd.Series]:
         """The columns as the formula's expressions see them."""
         return {name: plain_values(name, chosen[name], roles) for name, roles in self.roles.items()}
 
     def evaluated(
-        self, expression: str, values: Mapping[str, Any], functions: Mapping[str, Any], state: dict[str, Any]
-    ) -> Any:
+        self,
+        expression: str,
+        values: Mapping[str, pd.Series],
+        functions: Mapping[str, UserFunction],
+        state: dict[str, object],
+    ) -> object:
         """The value of one factor; what its calls learn is put into `state`."""
         from formulaic import ModelSpec
         from formulaic.transforms import TRANSFORMS

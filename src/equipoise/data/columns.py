@@ -65,7 +65,7 @@ class Column:
     levels: tuple[Level, ...] | None = None
 
 
-def simplified(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
+def simplified(name: str, column: pd.Series) -> pd.Series:
     """A column without missing values as float64, int64, bool, datetime64, category or an object column of text.
 
     Raises
@@ -94,7 +94,7 @@ def simplified(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
     return _inferred(name, column.astype(object))
 
 
-def _inferred(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
+def _inferred(name: str, column: pd.Series) -> pd.Series:
     """A column of objects by what they are."""
     import pandas as pd
 
@@ -118,7 +118,7 @@ def _inferred(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
     )  # fmt: skip
 
 
-def _dates(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
+def _dates(name: str, column: pd.Series) -> pd.Series:
     """Dates without a time zone, those with one in UTC."""
     import pandas as pd
 
@@ -129,13 +129,13 @@ def _dates(name: str, column: pd.Series[Any]) -> pd.Series[Any]:
         raise InvalidInput(name, "a column of dates", brief(error, 200), "convert it with pd.to_datetime") from error
 
 
-def _days(times: pd.Series[Any]) -> pd.Series[Any]:
+def _days(times: pd.Series) -> pd.Series:
     """Dates as days since 1970 began, or spans of time as days, with fractions."""
     dtype = np.dtype("datetime64[us]" if times.dtype.kind == "M" else "timedelta64[us]")
     return times.astype(dtype).astype(np.int64) / 86_400e6
 
 
-def _is(simple: pd.Series[Any], kinds: str) -> bool:
+def _is(simple: pd.Series, kinds: str) -> bool:
     """Whether a simplified column is boolean (b), integer (i), floating (f), a date (M) or a category or text (O)."""
     import pandas as pd
 
@@ -143,7 +143,7 @@ def _is(simple: pd.Series[Any], kinds: str) -> bool:
     return kind in kinds
 
 
-def numbers(name: str, column: pd.Series[Any]) -> Array:
+def numbers(name: str, column: pd.Series) -> Array:
     """A column without missing values as float64.
 
     Raises
@@ -161,14 +161,14 @@ def numbers(name: str, column: pd.Series[Any]) -> Array:
     return values
 
 
-def _described(simple: pd.Series[Any]) -> str:
+def _described(simple: pd.Series) -> str:
     """What a simplified column is made of, in words."""
     if _is(simple, "O"):
         return "text or categories"
     return "dates" if _is(simple, "M") else "numbers"
 
 
-def _coded(simple: pd.Series[Any]) -> tuple[Any, list[Level]]:
+def _coded(simple: pd.Series) -> tuple[Any, list[Level]]:
     """The row numbers of a column's distinct values, and those values."""
     import pandas as pd
 
@@ -179,7 +179,7 @@ def _coded(simple: pd.Series[Any]) -> tuple[Any, list[Level]]:
     return codes, distinct.tolist()
 
 
-def _levels(name: str, simple: pd.Series[Any]) -> tuple[Level, ...]:
+def _levels(name: str, simple: pd.Series) -> tuple[Level, ...]:
     """The levels that occur, in a category's own order or sorted; a note on those that do not."""
     codes, found = _coded(simple)
     used = set(np.unique(codes).tolist())
@@ -196,7 +196,7 @@ def _levels(name: str, simple: pd.Series[Any]) -> tuple[Level, ...]:
     return tuple(levels if categorical else sorted(levels))
 
 
-def learnt(name: str, column: pd.Series[Any], roles: frozenset[str]) -> Column:
+def learnt(name: str, column: pd.Series, roles: frozenset[str]) -> Column:
     """What a column without missing values is, given the roles it has in the formula.
 
     Raises
@@ -209,7 +209,7 @@ def learnt(name: str, column: pd.Series[Any], roles: frozenset[str]) -> Column:
     return Column(kind, _levels(name, simple) if kind == "category" or "coded" in roles else None)
 
 
-def _kind(name: str, simple: pd.Series[Any], roles: frozenset[str]) -> Kind:
+def _kind(name: str, simple: pd.Series, roles: frozenset[str]) -> Kind:
     """How the values of a simplified column enter."""
     if _is(simple, "O"):
         return "text" if roles == {"hashed"} else "category"
@@ -225,7 +225,7 @@ def _kind(name: str, simple: pd.Series[Any], roles: frozenset[str]) -> Kind:
     return "number"
 
 
-def first_of_each(name: str, column: pd.Series[Any], roles: frozenset[str]) -> dict[Level, int] | None:
+def first_of_each(name: str, column: pd.Series, roles: frozenset[str]) -> dict[Level, int] | None:
     """The levels of a column, each with the place where it occurs first; None if it has no levels.
 
     Raises
@@ -259,7 +259,7 @@ def require_few(name: str, levels: dict[Level, int]) -> dict[Level, int]:
     return levels
 
 
-def plain_values(name: str, column: pd.Series[Any], roles: frozenset[str]) -> pd.Series[Any]:
+def plain_values(name: str, column: pd.Series, roles: frozenset[str]) -> pd.Series:
     """A column as expressions see it, before its levels are known."""
     simple = simplified(name, column)
     kind = _kind(name, simple, roles)
@@ -268,7 +268,7 @@ def plain_values(name: str, column: pd.Series[Any], roles: frozenset[str]) -> pd
     return simple.astype(np.float64) if kind == "number" else simple
 
 
-def column_values(name: str, column: pd.Series[Any], known: Column) -> pd.Series[Any]:
+def column_values(name: str, column: pd.Series, known: Column) -> pd.Series:
     """A column of any table without missing values, as it was when the model was fitted.
 
     Raises
@@ -301,7 +301,7 @@ def column_values(name: str, column: pd.Series[Any], known: Column) -> pd.Series
     return _exactly(name, simple, np.dtype(bool) if known.kind == "flag" else np.dtype(np.int64))
 
 
-def level_codes(name: str, column: pd.Series[Any], known: Column) -> Index:
+def level_codes(name: str, column: pd.Series, known: Column) -> Index:
     """The place of each value of a column among its levels.
 
     Raises
@@ -312,7 +312,7 @@ def level_codes(name: str, column: pd.Series[Any], known: Column) -> Index:
     return np.asarray(_known_codes(name, simplified(name, column), known.levels or ()), dtype=np.int64)
 
 
-def _exactly(name: str, simple: pd.Series[Any], dtype: np.dtype[Any]) -> pd.Series[Any]:
+def _exactly(name: str, simple: pd.Series, dtype: np.dtype[Any]) -> pd.Series:
     """Whole numbers or truth values, whatever number type they came in."""
     values = simple.to_numpy(np.float64)
     if np.isfinite(values).all() and (values == values.astype(dtype)).all():
@@ -321,7 +321,7 @@ def _exactly(name: str, simple: pd.Series[Any], dtype: np.dtype[Any]) -> pd.Seri
     raise InvalidInput(name, f"a column of {word}, as when fitting", "other numbers", "convert the column")
 
 
-def _known_codes(name: str, simple: pd.Series[Any], levels: tuple[Level, ...]) -> Any:
+def _known_codes(name: str, simple: pd.Series, levels: tuple[Level, ...]) -> Any:
     """The place of each value among the known levels."""
     codes, found = _coded(simple)
     place = {level: i for i, level in enumerate(levels)}

@@ -34,6 +34,7 @@ from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
+    from formulaic import Formula, ModelSpec
 
 __all__ = ["Design", "learnt_encoding", "vector", "without_offset"]
 
@@ -85,7 +86,7 @@ class Design(Card):
     response_levels: tuple[Level, Level] | None = None
     context: Mapping[str, UserFunction] = field(default_factory=dict)
 
-    def encode(self, frame: pd.DataFrame, offset: Any = None) -> tuple[pd.DataFrame, pd.Series[Any] | None]:
+    def encode(self, frame: pd.DataFrame, offset: object = None) -> tuple[pd.DataFrame, pd.Series | None]:
         """Design matrix and offset (or None) of a new table.
 
         Parameters
@@ -117,7 +118,7 @@ class Design(Card):
         series = None if shift is None else _series(shift, given.index, self.offset or "offset")
         return matrix.set_axis(given.index, axis=0), series
 
-    def matrix(self, sides: Any, chosen: pd.DataFrame) -> pd.DataFrame:
+    def matrix(self, sides: Formula, chosen: pd.DataFrame) -> pd.DataFrame:
         """The design matrix of columns without missing values, given the two sides of the formula."""
         import pandas as pd
 
@@ -126,7 +127,7 @@ class Design(Card):
         made = evaluated(spec, pd.DataFrame(values, index=chosen.index), self.formula, self.context)
         return as_numbers(made, self.formula)
 
-    def _shift(self, chosen: pd.DataFrame, offset: Any) -> Array | None:
+    def _shift(self, chosen: pd.DataFrame, offset: object) -> Array | None:
         if self.offset is not None:
             if offset is not None:
                 raise InvalidInput(
@@ -198,7 +199,7 @@ class Design(Card):
         )
 
 
-def _read_details(record: Mapping[str, Any]) -> dict[str, Any]:
+def _read_details(record: Mapping[str, object]) -> dict[str, Any]:
     """The fields of a stored design that stand for themselves."""
     offset, array_offset, dropped = record["offset"], record["array_offset"], record["dropped"]
     if (
@@ -223,7 +224,7 @@ def without_offset(matrix: pd.DataFrame, offsets: Collection[str]) -> tuple[pd.D
     return matrix.drop(columns=list(offsets)), matrix[list(offsets)].to_numpy(dtype=np.float64).sum(axis=1)
 
 
-def learnt_encoding(reading: Reading, spec: Any) -> dict[str, Any]:
+def learnt_encoding(reading: Reading, spec: ModelSpec) -> dict[str, Any]:
     """What formulaic learnt from a table, as fields of a `Design`.
 
     Raises
@@ -249,7 +250,7 @@ def learnt_encoding(reading: Reading, spec: Any) -> dict[str, Any]:
     }
 
 
-def vector(name: str, values: Any, rows: int) -> pd.Series[Any]:
+def vector(name: str, values: object, rows: int) -> pd.Series:
     """One value per row, from a list, array or Series; the index of a Series is ignored.
 
     Raises
@@ -271,7 +272,7 @@ def vector(name: str, values: Any, rows: int) -> pd.Series[Any]:
     return series.rename(name)
 
 
-def _series(values: Array, index: pd.Index[Any], name: str) -> pd.Series[Any]:
+def _series(values: Array, index: pd.Index, name: str) -> pd.Series:
     import pandas as pd
 
     return pd.Series(values, index=index, name=name)

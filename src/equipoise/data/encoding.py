@@ -5,23 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
 from equipoise.cards import Card
-from equipoise.data.arrays import Rows, require_moderate, shares
+from equipoise.data.arrays import Rows, shares
 from equipoise.data.asked import Asked
-from equipoise.data.columns import Column, column_values, learnt, level_codes, simplified
+from equipoise.data.columns import Column, column_values, learnt, level_codes
 from equipoise.data.design import Design, learnt_encoding, without_offset
 from equipoise.data.evaluation import as_numbers, evaluated, specified
-from equipoise.data.fields import Columns
 from equipoise.data.formula import require_room
 from equipoise.data.frames import require_finite, stacked
 from equipoise.data.learning import Lessons
 from equipoise.data.marks import Marks, labels_of, times_of
+from equipoise.data.numeric import require_moderate
 from equipoise.data.recipes import Inputs, Recipe, recipe_for
 from equipoise.data.stored import Learnt
 from equipoise.data.table import require_single, typed
@@ -32,25 +32,26 @@ from equipoise.linalg import blocks
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["ColumnEncoder", "LazyRows", "RowEncoder", "column_encoder", "row_encoder"]
+__all__ = ["LazyRows", "RowEncoder", "as_in_memory", "lighter", "mark_columns", "marks_of", "row_encoder"]
 
 # Rows on which a quick way to the design matrix must give what the formula gives.
 _TRIED = 1000
+# Rows from which a pass gains more by compiled sums than it takes to load them: their columns are laid out for these.
+_MANY = 1_000_000
 
 
 class _Room(threading.local):
-    """Memory for the matrix of one block in each thread: fresh memory would cost as much as to fill it.
-
-    Its columns lie one after the other, as they are read.
-    """
+    """Memory for the matrix of one block in each thread: fresh memory would cost as much as to fill it."""
 
     def __init__(self) -> None:
         self.buffer = np.empty(0)
 
-    def shaped(self, height: int, width: int) -> Array:
+    def shaped(self, height: int, width: int, apart: bool) -> Array:
+        """A matrix, whose columns lie one after the other if they are to lie apart."""
         if self.buffer.size < height * width:
             self.buffer = np.empty(height * width)
-        return self.buffer[: height * width].reshape(width, height).T
+        held = self.buffer[: height * width]
+        return held.reshape(width, height).T if apart else held.reshape(height, width)
 
 
 _ROOM = _Room()
@@ -68,6 +69,8 @@ class LazyRows(Card):
         How it is made, and what of.
     labels, place
         What the rows are called in messages, and where they are from.
+    apart, sound
+        Whether the columns of the matrix lie one after the other, and whether its numbers are known to be in order.
     """
 
     rows: Rows
@@ -75,6 +78,8 @@ class LazyRows(Card):
     inputs: Inputs
     labels: Index
     place: str
+    apart: bool
+    sound: bool
 
     @property
     def n(self) -> int:
@@ -102,15 +107,16 @@ class LazyRows(Card):
     def passing(self, width: int | None = None) -> Iterator[Rows]:
         """The rows in blocks, each gone when the next is asked for."""
         dim = self.recipe.width
-        return (self._made(cut, _ROOM.shaped(cut.stop - cut.start, dim)) for cut in self._cuts(width))
+        return (self._made(cut, _ROOM.shaped(cut.stop - cut.start, dim, self.apart)) for cut in self._cuts(width))
 
     def _cuts(self, width: int | None) -> Iterator[slice]:
         return blocks(self.height, max(self.recipe.width, width or 0))
 
     def _made(self, index: Index | slice, out: Array | None) -> Rows:
         x = self.recipe.matrix(self.inputs.take(index), out)
-        with placed_in(self.place):
-            require_moderate("X", x, self.labels[index])
+        if not self.sound:
+            with placed_in(self.place):
+                require_moderate("X", x, self.labels[index])
         return replace(self.rows.take(index), x=x)
 
 
@@ -132,6 +138,9 @@ class RowEncoder:
         Whether every row takes part, so that none has to be looked at for that.
     recipe
         A quick way to the design matrix, or None where only the formula gives it.
+    many, sound
+        Whether there are so many rows that compiled sums gain, and whether all numbers were found to be in order in files
+        that cannot have changed.
     clusters, clock
         The columns that blocks carry beside: what rows belong together by, and when they were observed.
     """
@@ -143,13 +152,15 @@ class RowEncoder:
     label: str
     whole: bool
     recipe: Recipe | None
+    many: bool
+    sound: bool
     clusters: tuple[str, ...] = ()
     clock: str | None = None
 
     @property
     def columns(self) -> list[str]:
         """The columns to read."""
-        return list(dict.fromkeys([*self.asked.needed, *_marking(self)]))
+        return list(dict.fromkeys([*self.asked.needed, *mark_columns(self)]))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -186,7 +197,7 @@ class RowEncoder:
             response=self.label,
             design=self.design,
             frequency=given.get("frequency"),
-            marks=_marks(self, frame, chosen.index),
+            marks=marks_of(self, frame, chosen.index),
         )
         if height and "trials" in given:
             made = shares(made, given["trials"], index)
@@ -197,7 +208,8 @@ class RowEncoder:
                 require_moderate(name, array, index)
         if self.recipe is None or not lazy:
             return made
-        return LazyRows(made, self.recipe, self.recipe.inputs(chosen, self.design.columns), index, place)
+        inputs = self.recipe.inputs(chosen, self.design.columns, partial(_evaluated, self.asked))
+        return LazyRows(made, self.recipe, inputs, index, place, self.many, self.sound and self.recipe.plain)
 
     def _with_matrix(self, made: Rows, chosen: pd.DataFrame) -> Rows:
         """The rows with their design matrix by the formula, whose offsets are no columns of it."""
@@ -248,16 +260,16 @@ class _Marking(Protocol):
         ...
 
 
-def _marking(encoder: _Marking) -> list[str]:
+def mark_columns(encoder: _Marking) -> list[str]:
     """The columns, each once."""
     return list(dict.fromkeys([*encoder.clusters, *([] if encoder.clock is None else [encoder.clock])]))
 
 
-def _marks(encoder: _Marking, frame: pd.DataFrame, kept: pd.Index[Any]) -> Marks | None:
+def marks_of(encoder: _Marking, frame: pd.DataFrame, kept: pd.Index[Any]) -> Marks | None:
     """What goes beside some rows of a table; labels depend on their values alone, and are the same in every block."""
-    if not _marking(encoder):
+    if not mark_columns(encoder):
         return None
-    frame = frame.loc[kept, _marking(encoder)]
+    frame = frame if len(kept) == len(frame) else frame.loc[kept, mark_columns(encoder)]
     labels = [labels_of(frame[name], name) for name in encoder.clusters]
     return Marks(
         encoder.clusters,
@@ -267,15 +279,15 @@ def _marks(encoder: _Marking, frame: pd.DataFrame, kept: pd.Index[Any]) -> Marks
     )
 
 
-def row_encoder(asked: Asked, lessons: Lessons, transforms: Mapping[str, dict[str, Learnt]]) -> RowEncoder:
-    """Freeze the encoding of a formula, given what was found in all of the data.
+def row_encoder(asked: Asked, lessons: Lessons, transforms: Mapping[str, dict[str, Learnt]], told: bool) -> RowEncoder:
+    """Freeze the encoding of a formula, given what was found in all of the data; files tell if they change, or do not.
 
     The rows in which every level occurs are encoded as a table in memory is, with what the calls learnt from all rows.
     """
     import pandas as pd
 
     sides, reading = asked.parsed
-    witness = _as_in_memory(lessons.witness, lessons)
+    witness = as_in_memory(lessons.witness, lessons)
     values, known, response_levels = typed(witness, reading)
     # of a chunk, however many rows there are
     require_room(sides, reading, asked.context, known, 1)
@@ -294,125 +306,41 @@ def row_encoder(asked: Asked, lessons: Lessons, transforms: Mapping[str, dict[st
         response_levels=response_levels,
         context={name: function for name, function in asked.context.items() if name in reading.functions},
     )
-    tried = asked.taking(_as_in_memory(lessons.lot.frame.iloc[:_TRIED], lessons)).chosen
+    tried = asked.taking(as_in_memory(lessons.lot.frame.iloc[:_TRIED], lessons)).chosen
     tried = stacked([witness, tried.reset_index(drop=True)]) if len(tried) else witness
     encoder = RowEncoder(
-        asked=_lighter(asked, lessons),
+        asked=lighter(asked, lessons),
         design=design,
         response={n: known.get(n) or learnt(n, witness[n], roles) for n, roles in reading.response.items()},
         left=left,
         label=str(response.columns[0]),
         whole=sum(lessons.kept) == sum(lessons.rows),
         recipe=None,
+        many=sum(lessons.kept) >= _MANY,
+        sound=lessons.moderate and told,
     )
-    recipe = None if reading.offsets else recipe_for(design)
+    recipe = None if reading.offsets else recipe_for(design, asked.rowwise)
     if recipe is None:
         return encoder
     expected = design.matrix(sides, pd.DataFrame({name: tried[name] for name in known})).to_numpy()
-    same = np.array_equal(recipe.matrix(recipe.inputs(tried, known)), expected)
+    try:
+        same = np.array_equal(recipe.matrix(recipe.inputs(tried, known, partial(_evaluated, asked))), expected)
+    except (InvalidInput, TypeError, ValueError):
+        return encoder  # an expression that is no number, or not of every row
     return replace(encoder, recipe=recipe) if same else encoder
 
 
-def _lighter(asked: Asked, lessons: Lessons) -> Asked:
+def _evaluated(asked: Asked, expression: str, values: Mapping[str, Any]) -> Any:
+    return asked.evaluated(expression, values, {}, {})
+
+
+def lighter(asked: Asked, lessons: Lessons) -> Asked:
     """Without the columns that no loss looks at, but for those whose missing values leave rows out."""
     clock = asked.clock if asked.clock in lessons.holed else None
     return replace(asked, clusters=tuple(name for name in asked.clusters if name in lessons.holed), clock=clock)
 
 
-def _as_in_memory(frame: pd.DataFrame, lessons: Lessons) -> pd.DataFrame:
+def as_in_memory(frame: pd.DataFrame, lessons: Lessons) -> pd.DataFrame:
     """Whole numbers of a column with missing values elsewhere are floats, as they are in a table in memory."""
     changed = {str(n): np.float64 for n in frame.columns if n in lessons.holed and frame[n].dtype.kind in "iu"}
     return frame.astype(changed) if changed else frame
-
-
-@dataclass(frozen=True)
-class ColumnEncoder:
-    """Makes observations of a table: for each name a column, or several as a matrix.
-
-    Attributes
-    ----------
-    asked
-        What is read, and which rows take part.
-    shape
-        The names with their columns.
-    types
-        The type of each of the arrays.
-    whole
-        Whether every row takes part.
-    clusters, clock
-        The columns that blocks carry beside.
-    """
-
-    asked: Asked
-    shape: Mapping[str, str | tuple[str, ...]]
-    types: Mapping[str, np.dtype[Any]]
-    whole: bool
-    clusters: tuple[str, ...] = ()
-    clock: str | None = None
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns to read."""
-        return list(dict.fromkeys([*self.asked.needed, *_marking(self)]))
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """One name per array, sorted as JAX sorts the keys of a dictionary; weights are the last."""
-        return (*sorted(self.shape), *(["weights"] if "weights" in self.asked.beside else []))
-
-    @property
-    def design(self) -> None:
-        """Columns are taken as they are."""
-        return
-
-    @property
-    def label(self) -> str:
-        """What looks at such rows knows its response itself."""
-        return "y"
-
-    @property
-    def width(self) -> int:
-        """Numbers of each row."""
-        return len(self.columns) + 1
-
-    def __call__(self, frame: pd.DataFrame, place: str) -> Columns:
-        """The rows of a table that take part; `place` is where it is from."""
-        with placed_in(place):
-            part = None if self.whole and not self.asked.beside else self.asked.taking(frame)
-            chosen = frame if part is None else part.chosen
-            given = {} if part is None else part.numbers
-            leaves = [self._leaf(name, chosen) for name in sorted(self.shape)]
-            leaves += [given["weights"]] if "weights" in given else []
-            marks = _marks(self, frame, chosen.index)
-            return Columns(tuple(leaves), self.names, marks=marks, frequency=given.get("frequency"))
-
-    def _leaf(self, name: str, chosen: pd.DataFrame) -> NDArray[np.generic]:
-        columns, kind = self.shape[name], self.types[name]
-        if isinstance(columns, str):
-            made = _numeric(columns, chosen[columns]).astype(kind, copy=False)
-        else:
-            made = np.empty((len(chosen), len(columns)), dtype=kind)
-            for j, column in enumerate(columns):
-                made[:, j] = _numeric(column, chosen[column])
-        if kind.kind == "f" and made.size:
-            require_moderate(f"columns {name}", made, chosen.index.to_numpy())
-        return made
-
-
-def _numeric(name: str, column: pd.Series[Any]) -> NDArray[Any]:
-    if not len(column):
-        return np.empty(0)
-    simple = simplified(name, column)
-    if simple.dtype.kind not in "bif":
-        raise InvalidInput(name, "a column of numbers", f"a column of {simple.dtype}", "encode it, or use a formula")
-    return simple.to_numpy()
-
-
-def column_encoder(asked: Asked, lessons: Lessons, shape: Mapping[str, str | tuple[str, ...]]) -> ColumnEncoder:
-    """Freeze the types of columns, given what was found in all of the data."""
-    witness = _as_in_memory(lessons.witness, lessons)
-    types = {}
-    for name, columns in shape.items():
-        every = [columns] if isinstance(columns, str) else columns
-        types[name] = np.result_type(*(_numeric(column, witness[column]).dtype for column in every))
-    return ColumnEncoder(_lighter(asked, lessons), shape, types, sum(lessons.kept) == sum(lessons.rows))

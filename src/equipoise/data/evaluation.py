@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,13 +18,14 @@ from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
+    from formulaic import Formula, ModelMatrices, ModelMatrix, ModelSpec
 
 __all__ = ["as_numbers", "evaluated", "specified"]
 
 
 def specified(
-    side: Any, transforms: Mapping[str, Mapping[str, Learnt]], categories: Mapping[str, tuple[Level, ...]]
-) -> Any:
+    side: Formula, transforms: Mapping[str, Mapping[str, Learnt]], categories: Mapping[str, tuple[Level, ...]]
+) -> ModelSpec:
     """One side of a formula with what it learnt before, as formulaic takes it."""
     from formulaic import ModelSpec
     from formulaic.parser.types import Factor
@@ -39,7 +40,9 @@ def specified(
     )
 
 
-def evaluated(spec: Any, frame: pd.DataFrame, formula: str, context: Mapping[str, UserFunction]) -> Any:
+def evaluated(
+    spec: ModelSpec | Formula, frame: pd.DataFrame, formula: str, context: Mapping[str, UserFunction]
+) -> ModelMatrix | ModelMatrices:
     """Apply a formula that was read, or an encoder; values that a transform makes undefined are kept.
 
     Raises

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ from equipoise.arrays import Array, Index
 from equipoise.data.reading import Block
 from equipoise.data.spill import Spill
 
-__all__ = ["by_part", "in_turn", "inside", "joined", "singly"]
+__all__ = ["by_number", "by_part", "in_turn", "inside", "joined", "singly"]
 
 _SMALL = 1 << 16  # numbers that 16 bits hold
 
@@ -31,13 +31,20 @@ def by_part(marks: Iterable[tuple[Index, Array]], held: int) -> Spill:
     for owner, places in marks:
         if not owner.size:
             continue
-        # small whole numbers are sorted in linear time
-        order = np.argsort(owner.astype(np.uint16) if owner.max() < _SMALL else owner, kind="stable")
-        needed, first = np.unique(owner[order], return_index=True)
-        for k, here in zip(needed, np.split(order, first[1:]), strict=True):
-            waiting.add(int(k), (here + start, places[here]))
+        for k, here in by_number(owner):
+            waiting.add(k, (here + start, places[here]))
         start += len(owner)
     return waiting
+
+
+def by_number(numbers: Index) -> Iterator[tuple[int, Index]]:
+    """The places of each of some whole numbers from zero on, in order."""
+    # small ones are sorted in linear time
+    order = np.argsort(numbers.astype(np.uint16) if numbers.max() < _SMALL else numbers, kind="stable")
+    counts = np.bincount(numbers)
+    ends = np.cumsum(counts)
+    for k in np.flatnonzero(counts):
+        yield int(k), order[ends[k] - counts[k] : ends[k]]
 
 
 def joined(blocks: list[Block]) -> Block:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from equipoise.checks import nearest, shown
@@ -30,6 +30,11 @@ from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyarrow.dataset import Dataset, Fragment
+    from pyarrow.parquet import FileMetaData
+
+    # a column that a path tells, and its value
+    Constant = tuple[str, pa.Scalar]
 
 __all__ = ["Found", "opened", "paths_of", "retyped"]
 
@@ -184,7 +189,7 @@ def _format(path: str) -> str | None:
     return _FORMATS.get(suffixes[-1]) if suffixes else None
 
 
-def _of_paths(source: Any) -> Found:
+def _of_paths(source: object) -> Found:
     from pyarrow.fs import LocalFileSystem
 
     system, paths = LocalFileSystem(), paths_of(source)
@@ -197,7 +202,7 @@ def _of_paths(source: Any) -> Found:
     return _joined(_of_file(Location.of(path, system), known) for path, known in zip(paths, constants, strict=True))
 
 
-def _hive(paths: Sequence[str]) -> list[tuple[tuple[str, Any], ...]]:
+def _hive(paths: Sequence[str]) -> list[tuple[Constant, ...]]:
     """The columns that each path tells, as in `year=2024/part.parquet`: whole numbers where all are, otherwise text."""
     import pyarrow as pa
 
@@ -206,7 +211,7 @@ def _hive(paths: Sequence[str]) -> list[tuple[tuple[str, Any], ...]]:
     for known in told:
         whole -= {name for name, value in known.items() if value != _NOTHING and not re.fullmatch(r"-?\d{1,18}", value)}
 
-    def scalar(name: str, value: str) -> Any:
+    def scalar(name: str, value: str) -> pa.Scalar:
         kind = pa.int64() if name in whole else pa.string()
         text = None if value == _NOTHING else unquote(value)
         return pa.scalar(int(text) if text is not None and name in whole else text, kind)
@@ -214,14 +219,12 @@ def _hive(paths: Sequence[str]) -> list[tuple[tuple[str, Any], ...]]:
     return [tuple((name, scalar(name, value)) for name, value in known.items()) for known in told]
 
 
-def _of_file(location: Location, constants: tuple[tuple[str, Any], ...]) -> Found:
+def _of_file(location: Location, constants: tuple[Constant, ...]) -> Found:
     read = {"parquet": _of_parquet, "ipc": _of_arrow, "csv": _of_text}[_format(location.path) or "parquet"]
     return read(location, constants)
 
 
-def _of_parquet(
-    location: Location, constants: tuple[tuple[str, Any], ...], chosen: Collection[int] | None = None
-) -> Found:
+def _of_parquet(location: Location, constants: tuple[Constant, ...], chosen: Collection[int] | None = None) -> Found:
     """A Parquet file: row groups, the small ones together."""
     from pyarrow.parquet import ParquetFile
 
@@ -245,7 +248,7 @@ def _of_parquet(
     return Found(tuple(parts), ((location.path, schema),))
 
 
-def _told(about: Any, groups: Sequence[int], schema: pa.Schema, constants: Iterable[tuple[str, Any]]) -> str:
+def _told(about: FileMetaData, groups: Sequence[int], schema: pa.Schema, constants: Iterable[Constant]) -> str:
     """A digest of what a Parquet file says of some row groups: sizes, extremes and missing values of each column."""
     digest = hashlib.blake2b(f"{schema.remove_metadata()}{constants!r}".encode(), digest_size=16)
     for k in groups:
@@ -259,7 +262,7 @@ def _told(about: Any, groups: Sequence[int], schema: pa.Schema, constants: Itera
     return digest.hexdigest()
 
 
-def _with(schema: pa.Schema, constants: Iterable[tuple[str, Any]]) -> pa.Schema:
+def _with(schema: pa.Schema, constants: Iterable[Constant]) -> pa.Schema:
     import pyarrow as pa
 
     for name, value in constants:
@@ -268,7 +271,7 @@ def _with(schema: pa.Schema, constants: Iterable[tuple[str, Any]]) -> pa.Schema:
     return schema
 
 
-def _of_arrow(location: Location, constants: tuple[tuple[str, Any], ...]) -> Found:
+def _of_arrow(location: Location, constants: tuple[Constant, ...]) -> Found:
     """An Arrow file: record batches, the small ones together."""
     from pyarrow import ipc
 
@@ -289,7 +292,7 @@ def _of_arrow(location: Location, constants: tuple[tuple[str, Any], ...]) -> Fou
     return Found(tuple(parts), ((location.path, schema),))
 
 
-def _of_text(location: Location, constants: tuple[tuple[str, Any], ...]) -> Found:
+def _of_text(location: Location, constants: tuple[Constant, ...]) -> Found:
     """A text file, its types guessed from its first rows; a file without even a header has no columns to disagree."""
     import pyarrow as pa
 
@@ -345,14 +348,14 @@ def _of_table(table: pa.Table) -> Found:
     return Found(parts, (("the table", table.schema),))
 
 
-def _of_stream(source: Any) -> Found:
+def _of_stream(source: pa.RecordBatchReader) -> Found:
     import pyarrow as pa
 
     with pa.RecordBatchReader.from_stream(source) as reader:
         return Found((StreamPart(source),), (("the stream", reader.schema),))
 
 
-def _of_dataset(source: Any) -> Found:
+def _of_dataset(source: Dataset) -> Found:
     """A dataset: Parquet fragments by their row groups, others as they are."""
     try:
         fragments = list(source.get_fragments())
@@ -361,7 +364,7 @@ def _of_dataset(source: Any) -> Found:
     return _joined(_of_fragment(fragment, source) for fragment in fragments)
 
 
-def _of_fragment(fragment: Any, source: Any) -> Found:
+def _of_fragment(fragment: Fragment, source: Dataset) -> Found:
     import pyarrow as pa
     from pyarrow import dataset
 

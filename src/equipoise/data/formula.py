@@ -11,7 +11,7 @@ import re
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 from unicodedata import normalize
 
 import numpy as np
@@ -23,6 +23,10 @@ from equipoise.data.grammar import LIMITS, SHIPPED, UserFunction
 from equipoise.data.wording import brief
 from equipoise.errors import InvalidInput
 from equipoise.files import available_memory
+
+if TYPE_CHECKING:
+    from formulaic import Formula
+    from formulaic.parser.types import Factor, Token
 
 __all__ = ["Reading", "functions_in_sight", "parsed", "read", "require_room"]
 
@@ -70,7 +74,7 @@ def functions_in_sight(context: Mapping[str, UserFunction]) -> dict[str, UserFun
     """What an evaluated formula sees beside the table and formulaic's transforms."""
     from formulaic.transforms import C
 
-    def coded(data: Any, *arguments: Any, **options: Any) -> object:
+    def coded(data: object, *arguments: object, **options: object) -> object:
         import pandas as pd
 
         if len(pd.unique(np.asarray(data))) > LIMITS.levels:
@@ -113,7 +117,7 @@ def _reading(formula: str, left: Uses, right: Uses, written: frozenset[str]) -> 
     return Reading(formula, left.roles, right.roles, right.learns, written, lags)
 
 
-def parsed(text: object, context: Mapping[str, UserFunction]) -> tuple[Any, Reading]:
+def parsed(text: object, context: Mapping[str, UserFunction]) -> tuple[Formula, Reading]:
     """A formula by formulaic's parser, and what is left to use of it once terms were taken away.
 
     The text is read before, and what formulaic made of it is read again: nothing unread is ever evaluated.
@@ -139,7 +143,7 @@ def parsed(text: object, context: Mapping[str, UserFunction]) -> tuple[Any, Read
     return sides, replace(_reading(first.text, left, right, first.functions), offsets=offsets)
 
 
-def _offsets(sides: Any, formula: str) -> tuple[str, ...]:
+def _offsets(sides: Formula, formula: str) -> tuple[str, ...]:
     """The terms `offset(...)`, each of which must stand alone on the right."""
     found = []
     for side, terms in (("left", sides.lhs), ("right", sides.rhs)):
@@ -151,7 +155,7 @@ def _offsets(sides: Any, formula: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _formulaic(text: str) -> Any:
+def _formulaic(text: str) -> Formula:
     # formulaic takes half a second to import: only tables pay for it
     from formulaic import Formula
 
@@ -167,7 +171,7 @@ def _formulaic(text: str) -> Any:
 
 
 def require_room(
-    sides: Any, reading: Reading, context: Mapping[str, UserFunction], known: Mapping[str, Column], rows: int
+    sides: Formula, reading: Reading, context: Mapping[str, UserFunction], known: Mapping[str, Column], rows: int
 ) -> None:
     """Raise if a formula would make more columns than a model or the memory can take, given the levels of its columns.
 
@@ -195,7 +199,7 @@ def require_room(
         )
 
 
-def _width(factor: Any, formula: str, context: Mapping[str, UserFunction], known: Mapping[str, Column]) -> int:
+def _width(factor: Factor, formula: str, context: Mapping[str, UserFunction], known: Mapping[str, Column]) -> int:
     """How many columns a factor makes, at least."""
     method, uses = str(factor.eval_method.value), Uses()
     if method == "lookup":
@@ -231,7 +235,7 @@ def _checked_text(text: object) -> str:
     return text
 
 
-def _tokens(text: str) -> list[Any]:
+def _tokens(text: str) -> list[Token]:
     """The words of a formula, by the splitting that formulaic itself uses; it evaluates nothing."""
     from formulaic.errors import FormulaicError
     from formulaic.parser.algos.tokenize import tokenize
@@ -249,11 +253,11 @@ def _reason(error: Exception) -> str:
     return brief(str(error).split("\n\n")[0], 200).rstrip(".") or "correct the formula"
 
 
-def _kind(token: Any) -> str:
+def _kind(token: Token) -> str:
     return str(token.kind.value)
 
 
-def _read_token(token: Any, formula: str, context: Mapping[str, UserFunction], uses: Uses) -> None:
+def _read_token(token: Token, formula: str, context: Mapping[str, UserFunction], uses: Uses) -> None:
     text = str(token.token)
     match _kind(token):
         case "operator":
@@ -280,7 +284,7 @@ def _read_token(token: Any, formula: str, context: Mapping[str, UserFunction], u
             CallReader(formula, context, uses).read(text)
 
 
-def _read_factor(factor: Any, formula: str, context: Mapping[str, UserFunction], uses: Uses) -> None:
+def _read_factor(factor: Factor, formula: str, context: Mapping[str, UserFunction], uses: Uses) -> None:
     """Check what formulaic is going to evaluate, whatever it made of the text."""
     method = str(factor.eval_method.value)
     if method == "python":
@@ -303,7 +307,7 @@ def _nothing_on_the_right(formula: str) -> InvalidInput:
     )
 
 
-def _require_few_terms(tokens: list[Any], formula: str) -> None:
+def _require_few_terms(tokens: list[Token], formula: str) -> None:
     symbols: deque[str] = deque()
     for token in tokens:
         if _kind(token) == "operator" and token.token != "in":

@@ -7,7 +7,7 @@ depends on who read which.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,12 @@ from equipoise.arrays import Array, Index
 from equipoise.data.asked import Asked
 from equipoise.data.columns import Level, first_of_each, require_few, simplified
 from equipoise.data.frames import stacked
+from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import Part
 from equipoise.data.stored import Learnt, frozen, thawed
 from equipoise.data.summaries import LEARNERS, Summary
 from equipoise.data.wording import placed_in
+from equipoise.linalg import fixed_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,8 +83,8 @@ class Lessons:
     ----------
     rows, kept, observations, dropped
         Rows that were read, that take part, what these stand for, and those left out for missing values; per part.
-    holed
-        The columns with missing values.
+    holed, moderate
+        The columns with missing values, and whether all are of numbers, finite and not absurdly large.
     witness, levels
         A few rows in which every level occurs, and for every column or factor its levels with their places there.
     states
@@ -100,6 +102,7 @@ class Lessons:
     observations: tuple[int, ...]
     dropped: int
     holed: frozenset[str]
+    moderate: bool
     witness: pd.DataFrame
     levels: dict[str, dict[Level, int]]
     states: dict[str, tuple[str, Summary]]
@@ -124,6 +127,7 @@ class Lessons:
             self.observations + other.observations,
             self.dropped + other.dropped,
             self.holed | other.holed,
+            self.moderate and other.moderate,
             witness,
             levels,
             states,
@@ -197,13 +201,13 @@ class Learner:
 
     def _found(self, frame: pd.DataFrame, where: Part, rng: np.random.Generator, limit: float) -> Lessons:
         """What is found in one block."""
-        taking = self.asked.taking(frame)
+        moderate = all(_moderate(frame[name]) for name in frame.columns)
+        taking = self.asked.taking(frame, complete=moderate)
         times, chosen = taking.times, taking.chosen
         count = len(chosen)
         witness, levels, states = chosen.iloc[:0], dict[str, dict[Level, int]](), dict[str, tuple[str, Summary]]()
         if count and self.asked.formula is not None:
-            weight = np.ones(count) if times is None else times.astype(np.float64)
-            values, states = self._expressed(chosen, weight)
+            values, states = self._expressed(chosen, times)
             witness, levels = self._witness(chosen, values)
         elif count:
             witness = chosen.iloc[:1]
@@ -214,26 +218,30 @@ class Learner:
             taking.dropped,
             # where no row is left out, nothing is missing
             frozenset(str(n) for n in frame.columns if frame[n].isna().any()) if count < len(frame) else frozenset(),
+            moderate,
             witness.reset_index(drop=True),
             levels,
             states,
             self._ends(chosen) if count else None,
-            _drawn(frame, chosen.index.to_numpy() - frame.index[0], times, rng, limit),
+            _drawn(frame, None if count == len(frame) else chosen.index.to_numpy() - frame.index[0], times, rng, limit),
             "" if where.identity is not None else _digest(frame),
         )
 
-    def _expressed(self, chosen: pd.DataFrame, times: Array) -> tuple[dict[str, Any], dict[str, tuple[str, Summary]]]:
+    def _expressed(
+        self, chosen: pd.DataFrame, times: Index | None
+    ) -> tuple[dict[str, object], dict[str, tuple[str, Summary]]]:
         """The values of factors that depend on the table, and what their calls are given in it."""
         if not self.asked.factors:
             return {}, {}
         state: dict[str, Any] = {call: thawed(numbers) for call, numbers in self.known.items()}
-        functions = {name: _recorder(name, times) for name in LEARNERS} | {"C": _bare}
+        weight = np.ones(len(chosen)) if times is None else times.astype(np.float64)
+        functions = {name: _recorder(name, weight) for name in LEARNERS} | {"C": _bare}
         values = self.asked.values(chosen)
         made = {factor: self.asked.evaluated(factor, values, functions, state) for factor in self.asked.factors}
         return made, {call: held["summary"] for call, held in state.items() if "summary" in held}
 
     def _witness(
-        self, chosen: pd.DataFrame, expressed: Mapping[str, Any]
+        self, chosen: pd.DataFrame, expressed: Mapping[str, object]
     ) -> tuple[pd.DataFrame, dict[str, dict[Level, int]]]:
         """Rows in which every level of the block occurs."""
         import pandas as pd
@@ -259,10 +267,13 @@ class Learner:
         if len(factors) != 1 or str(factors[0].eval_method.value) != "lookup":
             return None
         simple = simplified(factors[0].expr, chosen[factors[0].expr])
-        return (float(simple.min()), float(simple.max())) if simple.dtype.kind in "bif" else None
+        if simple.dtype.kind not in "bif":
+            return None
+        values = simple.to_numpy()
+        return float(values.min()), float(values.max())
 
 
-def numbered(where: Part, columns: list[str], chunk: int) -> Any:
+def numbered(where: Part, columns: list[str], chunk: int) -> Iterator[pd.DataFrame]:
     """The tables of a part, with the rows' numbers in their file as index."""
     import pandas as pd
 
@@ -278,17 +289,42 @@ def _nothing(asked: Asked) -> Lessons:
 
     empty = pd.DataFrame({name: pd.Series(dtype=object) for name in asked.needed})
     return Lessons(
-        (0,), (0,), (0,), 0, frozenset(), empty[list(asked.roles)], {}, {}, None, Lot((np.zeros(0),), (empty,)), ""
+        (0,),
+        (0,),
+        (0,),
+        0,
+        frozenset(),
+        True,
+        empty[list(asked.roles)],
+        {},
+        {},
+        None,
+        Lot((np.zeros(0),), (empty,)),
+        "",
     )
 
 
-def _drawn(frame: pd.DataFrame, places: Index, times: Index | None, rng: np.random.Generator, limit: float) -> Lot:
-    """The observations whose random number is below the limit; each draws its own, also those that share a row."""
+def _moderate(column: pd.Series[Any]) -> bool:
+    """Whether all values are numbers, finite and not absurdly large: a sum of squares tells, nearly always."""
+    if not isinstance(column.dtype, np.dtype) or column.dtype.kind not in "biuf":
+        return False
+    values = column.to_numpy()
+    with np.errstate(over="ignore", invalid="ignore"), fixed_order():
+        return values.dtype.kind != "f" or bool(float(values @ values) <= LARGEST**2)
+
+
+def _drawn(
+    frame: pd.DataFrame, places: Index | None, times: Index | None, rng: np.random.Generator, limit: float
+) -> Lot:
+    """The observations whose random number is below the limit; each draws its own, also those that share a row.
+
+    They are at some places of the table, or at all.
+    """
     if times is None:
-        priority = rng.random(places.size)
+        priority = rng.random(len(frame) if places is None else places.size)
         below = np.flatnonzero(priority < limit)
-        return Lot((priority[below],), (frame.iloc[places[below]],))
-    below = np.repeat(places, rng.binomial(times, limit))
+        return Lot((priority[below],), (frame.iloc[below if places is None else places[below]],))
+    below = np.repeat(np.arange(len(frame)) if places is None else places, rng.binomial(times, limit))
     return Lot((limit * rng.random(below.size),), (frame.iloc[below],))
 
 
@@ -338,7 +374,7 @@ def settled(
     return {**{call: dict(numbers) for call, numbers in known.items()}, **found}, done
 
 
-def _bare(data: Any, *arguments: Any, **named: Any) -> Any:
+def _bare(data: object, *arguments: object, **named: object) -> object:
     """In place of `C`: the values themselves."""
     del arguments, named
     return data

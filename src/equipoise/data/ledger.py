@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -39,7 +39,7 @@ def pass_key(fingerprint: str, f: object, *others: object) -> str | None:
     return digest.hexdigest()
 
 
-def _feed(digest: Any, item: object) -> None:
+def _feed(digest: hashlib.blake2b, item: object) -> None:
     """Add all that an object is made of."""
     if isinstance(item, np.ndarray):
         digest.update(f"{item.dtype} {item.shape}".encode())
@@ -77,7 +77,7 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._kept: dict[str, NDArray[Any]] = {}
+        self._kept: dict[str, NDArray[np.generic]] = {}
         self.recalled = 0
         if path.exists():
             try:
@@ -99,7 +99,7 @@ class Ledger:
 
     def keep(self, key: str, sums: object) -> None:
         """Write down what a pass summed up."""
-        arrays: list[NDArray[Any]] = []
+        arrays: list[NDArray[np.generic]] = []
         _taken(sums, arrays)
         self._kept |= {f"{key}.{k}": np.array(array) for k, array in enumerate(arrays)}
         content = io.BytesIO()
@@ -111,7 +111,7 @@ def _place(name: str) -> int:
     return int(name.partition(".")[2])
 
 
-def _taken(item: object, arrays: list[NDArray[Any]]) -> None:
+def _taken(item: object, arrays: list[NDArray[np.generic]]) -> None:
     """The numbers of sums, one array after the other; of a plain tuple, of which there may be any number, first how many."""
     if hasattr(item, "_fields"):
         for part in cast(tuple[object, ...], item):
@@ -125,7 +125,7 @@ def _taken(item: object, arrays: list[NDArray[Any]]) -> None:
         arrays.append(np.asarray(item))
 
 
-def _filled(like: object, arrays: Any) -> object:
+def _filled(like: object, arrays: Iterator[NDArray[np.generic]]) -> object:
     """Undo `_taken`."""
     if hasattr(like, "_fields"):
         parts = [_filled(part, arrays) for part in cast(tuple[object, ...], like)]

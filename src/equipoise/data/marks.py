@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from equipoise.arrays import Array, Index
+from equipoise.arrays import Array, Index, Mask
 from equipoise.cards import Card
 from equipoise.checks import nearest, shown
 from equipoise.errors import InvalidInput
@@ -69,7 +69,7 @@ class Marks(Card):
         return replace(self, names=tuple(names), labels=self.labels[:, [self.names.index(name) for name in names]])
 
 
-def marked(height: int, known: Marks | None, clusters: Any, time: Any) -> Marks | None:
+def marked(height: int, known: Marks | None, clusters: object, time: object) -> Marks | None:
     """The marks of `height` rows: those known, with clusters and times that are given by name or as arrays.
 
     Parameters
@@ -101,17 +101,17 @@ def marked(height: int, known: Marks | None, clusters: Any, time: Any) -> Marks 
     if time is None:
         return have
     clock = str(getattr(time, "name", None) or "time")
-    return replace(have, time=times_of(_of_height("time", time, height), "time"), clock=clock)
+    return replace(have, time=times_of(_of_height("time", cast(ArrayLike, time), height), "time"), clock=clock)
 
 
-def named_columns(clusters: Any, height: int) -> bool:
+def named_columns(clusters: object, height: int) -> TypeGuard[str | Sequence[str]]:
     """Whether clusters are given by name: a word, or a list of words that are not one per row."""
     if isinstance(clusters, (list, tuple)):
         return 0 < len(clusters) != height and all(isinstance(name, str) for name in clusters)
     return isinstance(clusters, str)
 
 
-def _ways(clusters: Any, height: int) -> dict[str, Any]:
+def _ways(clusters: Any, height: int) -> dict[str, ArrayLike]:
     """Arrays of labels by name."""
     if isinstance(clusters, Mapping):
         return {str(name): way for name, way in clusters.items()}
@@ -133,7 +133,7 @@ def _ways(clusters: Any, height: int) -> dict[str, Any]:
     }
 
 
-def _of_height(name: str, values: Any, height: int) -> Any:
+def _of_height(name: str, values: ArrayLike, height: int) -> ArrayLike:
     given = np.shape(values)
     if given != (height,):
         raise InvalidInput(
@@ -145,7 +145,7 @@ def _of_height(name: str, values: Any, height: int) -> Any:
     return values
 
 
-def labels_of(values: Any, name: str = "clusters") -> Labels:
+def labels_of(values: ArrayLike, name: str = "clusters") -> Labels:
     """Labels as whole numbers that depend on the label alone: the same in every block, file and process.
 
     Whole numbers stand for themselves, dates for their nanoseconds, text for a hash of 64 bits.
@@ -171,15 +171,18 @@ def labels_of(values: Any, name: str = "clusters") -> Labels:
 
     series = pd.Series(values).reset_index(drop=True)
     _require_known(name, series.isna().to_numpy(dtype=bool))
-    if series.dtype == object or isinstance(series.dtype, pd.CategoricalDtype):
-        series = series.astype(object).infer_objects()
+    if isinstance(series.dtype, pd.CategoricalDtype):
+        # each level once
+        return labels_of(pd.Series(series.cat.categories), name)[series.cat.codes.to_numpy()]
+    if series.dtype == object:
+        series = series.infer_objects()
     if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iubfM":
         return labels_of(series.to_numpy(), name)
     text = series.astype(str).to_numpy(dtype=object)
     return pd.util.hash_array(text, categorize=True).view(np.int64)
 
 
-def times_of(values: Any, name: str = "time") -> Array:
+def times_of(values: ArrayLike, name: str = "time") -> Array:
     """Times as numbers, dates as nanoseconds.
 
     Raises
@@ -203,7 +206,7 @@ def times_of(values: Any, name: str = "time") -> Array:
     return number
 
 
-def _require_known(name: str, missing: Any) -> None:
+def _require_known(name: str, missing: Mask) -> None:
     if missing.any():
         where = ", ".join(str(row) for row in np.flatnonzero(missing)[:5])
         raise InvalidInput(

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from numpy.typing import ArrayLike, NDArray
+
+from equipoise.arrays import PyTree
 from equipoise.cards import Card
 from equipoise.checks import checked_options, nearest, shown
 from equipoise.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Observations", "observations"]
 
@@ -27,22 +33,22 @@ class Observations(Card):
         To which clusters rows belong and when they were observed; None where it is not known.
     """
 
-    tree: Any
-    weights: Any = None
-    frequency: Any = None
-    clusters: Any = None
-    time: Any = None
+    tree: PyTree
+    weights: ArrayLike | None = None
+    frequency: ArrayLike | None = None
+    clusters: object = None
+    time: ArrayLike | None = None
 
 
 @checked_options
 def observations(
-    data: Any,
+    data: PyTree,
     *,
     columns: Mapping[str, str | Sequence[str]] | None = None,
-    weights: Any = None,
-    frequency: Any = None,
-    clusters: Any = None,
-    time: Any = None,
+    weights: str | ArrayLike | None = None,
+    frequency: str | ArrayLike | None = None,
+    clusters: object = None,
+    time: str | ArrayLike | None = None,
 ) -> Observations:
     """Rows for a loss of your own, with weights and frequencies.
 
@@ -92,14 +98,14 @@ def observations(
     return Observations({name: _field(data, f"columns {name}", part) for name, part in columns.items()}, **given)
 
 
-def _names(value: Any) -> list[str]:
+def _names(value: object) -> list[str]:
     """The columns that are meant, where they are named."""
     if isinstance(value, str):
         return [value]
     return list(value) if isinstance(value, (list, tuple)) and all(isinstance(part, str) for part in value) else []
 
 
-def _column(frame: Any, argument: str, value: Any) -> Any:
+def _column(frame: pd.DataFrame, argument: str, value: Any) -> Any:
     """An array, or the column or columns of that name."""
     if not _names(value) or (isinstance(value, (list, tuple)) and len(value) == len(frame)):
         return value
@@ -108,14 +114,13 @@ def _column(frame: Any, argument: str, value: Any) -> Any:
     return frame[value if isinstance(value, str) else list(value)]
 
 
-def _field(frame: Any, argument: str, part: Any) -> Any:
-    several = isinstance(part, (list, tuple))
-    for name in part if several else [part]:
+def _field(frame: pd.DataFrame, argument: str, part: str | Sequence[str]) -> NDArray[Any]:
+    for name in [part] if isinstance(part, str) else part:
         _require(frame, argument, name)
-    return frame[list(part) if several else part].to_numpy()
+    return frame[part if isinstance(part, str) else list(part)].to_numpy()
 
 
-def _require(frame: Any, argument: str, name: Any) -> None:
+def _require(frame: pd.DataFrame, argument: str, name: str) -> None:
     if name not in frame.columns:
         known = [str(column) for column in frame.columns]
         raise InvalidInput(

@@ -202,9 +202,11 @@ class Picking(Generic[Block]):
             frame = item[1]
             stop = int(np.searchsorted(marks, start + len(frame), side="left"))
             if stop > done:
-                # each once, since rows are told apart by their numbers
-                chosen, which = np.unique(marks[done:stop].astype(np.int64) - start, return_inverse=True)
-                yield self.reader.encoded((placed, frame.iloc[chosen])).take(which)
+                places = marks[done:stop].astype(np.int64) - start
+                # each once, since rows are told apart by their numbers; they ascend
+                new = np.diff(places, prepend=-1) != 0
+                rows = self.reader.encoded((placed, frame.iloc[places[new]]))
+                yield rows.take(slice(None) if new.all() else np.cumsum(new) - 1)
             start, done = start + len(frame), stop
             if done == marks.size:
                 break

@@ -1,8 +1,8 @@
-"""A quick way to a design matrix made of columns, their levels and products of these, without formulaic."""
+"""A quick way to a design matrix made of columns, functions of them, levels and products of these, without formulaic."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from equipoise.arrays import Array, Index
 from equipoise.data.columns import Column, column_values, level_codes
 from equipoise.data.design import Design
+from equipoise.data.frames import require_finite
 from equipoise.linalg import by_columns
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Inputs", "Recipe", "recipe_for"]
 
+# What evaluates an expression, given the columns.
+Evaluate = Callable[[str, Mapping[str, Any]], Any]
 # Rows that are filled at a time.
 _STRIPE = 2048
 
@@ -27,7 +30,7 @@ class Inputs(NamedTuple):
     """The columns that a recipe needs: values, places among their levels, and how many rows there are."""
 
     values: dict[str, NDArray[Any]]
-    codes: dict[str, NDArray[Any]]
+    codes: dict[str, Index]
     height: int
 
     def take(self, index: Index | slice) -> Inputs:
@@ -48,7 +51,7 @@ class Recipe:
     ones
         Those that are 1.
     numbers
-        Those that are a column of the table.
+        Those that are a column of the table, or an expression in some.
     levels
         For each column with levels, the column of the matrix that indicates each level, or −1.
     products
@@ -61,16 +64,32 @@ class Recipe:
     levels: Mapping[str, tuple[int, ...]]
     products: tuple[tuple[int, tuple[str | tuple[str, int], ...]], ...]
 
-    def inputs(self, chosen: pd.DataFrame, known: Mapping[str, Column]) -> Inputs:
-        """What it needs of columns without missing values."""
+    def inputs(self, chosen: pd.DataFrame, known: Mapping[str, Column], evaluate: Evaluate) -> Inputs:
+        """What it needs of columns without missing values.
+
+        Raises
+        ------
+        InvalidInput
+            If an expression is infinite or undefined somewhere.
+        """
         every = [*(name for _, name in self.numbers), *(part for _, parts in self.products for part in parts)]
         plain = {part for part in every if isinstance(part, str)}
         coded = {*self.levels, *(part[0] for part in every if not isinstance(part, str))}
+        values: dict[str, Any] = {
+            name: column_values(name, chosen[name], known[name]).to_numpy() for name in sorted(plain & known.keys())
+        }
+        if plain - known.keys():
+            every_column = {name: column_values(name, chosen[name], column) for name, column in known.items()}
+            for expression in sorted(plain - known.keys()):
+                values[expression] = _numbers(expression, evaluate(expression, every_column), chosen)
         return Inputs(
-            {name: column_values(name, chosen[name], known[name]).to_numpy() for name in sorted(plain)},
-            {name: level_codes(name, chosen[name], known[name]) for name in sorted(coded)},
-            len(chosen),
+            values, {name: level_codes(name, chosen[name], known[name]) for name in sorted(coded)}, len(chosen)
         )
+
+    @property
+    def plain(self) -> bool:
+        """Whether every number is one of the table."""
+        return not self.products and all(name.isidentifier() for _, name in self.numbers)
 
     def matrix(self, inputs: Inputs, out: Array | None = None) -> Array:
         """The design matrix, in the memory given if any."""
@@ -83,7 +102,7 @@ class Recipe:
             self._fill(x[here], inputs.take(here), places)
         return x
 
-    def _fill(self, x: Array, inputs: Inputs, places: Mapping[str, Any]) -> None:
+    def _fill(self, x: Array, inputs: Inputs, places: Mapping[str, Index]) -> None:
         """Some rows of the matrix."""
         values, codes, _ = inputs
         if self.levels:
@@ -103,9 +122,21 @@ class Recipe:
                 x[:, j] *= values[part] if isinstance(part, str) else codes[part[0]] == part[1]
 
 
-def recipe_for(design: Design) -> Recipe | None:
-    """The recipe that the names of a design's columns suggest, which is to be tried; None where they suggest none."""
-    parts_of: dict[str, str | tuple[str, int]] = {}
+def _numbers(expression: str, found: Any, chosen: pd.DataFrame) -> Array:
+    """The values of an expression, each finite."""
+    import pandas as pd
+
+    values = np.asarray(found, dtype=np.float64)
+    require_finite(pd.DataFrame({expression: values}, index=chosen.index, copy=False))
+    return values
+
+
+def recipe_for(design: Design, expressions: Iterable[str]) -> Recipe | None:
+    """The recipe that the names of a design's columns suggest, which is to be tried; None where they suggest none.
+
+    Expressions are those that depend on their own row alone; which of them are numbers is tried, too.
+    """
+    parts_of: dict[str, str | tuple[str, int]] = {expression: expression for expression in expressions}
     for name, column in design.columns.items():
         if column.kind in {"number", "date"} and column.levels is None:
             parts_of[name] = name

@@ -7,10 +7,8 @@ tree of that shape: no bit depends on threads, on `memory` or on who reads which
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Generic, cast
 
@@ -21,12 +19,12 @@ from equipoise.arrays import Array, Index
 from equipoise.cards import Card
 from equipoise.checks import shown
 from equipoise.data.arrays import Rows, rows
-from equipoise.data.cluster import slots_of
 from equipoise.data.fetching import by_part, in_turn, inside, joined, singly
 from equipoise.data.learning import Lot
 from equipoise.data.ledger import pass_key
 from equipoise.data.marks import Marks
 from equipoise.data.metering import Meter
+from equipoise.data.passage import CHUNK, SHARE, Passage, workers_for
 from equipoise.data.places import files_of, row_name, where
 from equipoise.data.reading import (
     Block,
@@ -34,31 +32,22 @@ from equipoise.data.reading import (
     Picking,
     Placed,
     Reader,
-    Summing,
     Weighed,
     Weighing,
     Weight,
     every_observation,
     every_row,
 )
-from equipoise.data.source import Executor, chosen_rows, drawn_rows, drawn_shares, in_order
+from equipoise.data.source import Executor, chosen_rows, drawn_rows, drawn_shares
 from equipoise.errors import InvalidInput
-from equipoise.linalg import Sums, fixed_order, tree_sum
+from equipoise.linalg import Sums
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from equipoise.data.design import Design
 
-__all__ = ["CHUNK", "Scan", "as_rows", "workers_for"]
+__all__ = ["Scan", "as_rows"]
 
-# Numbers in a chunk, 16 MB: what is decoded and encoded at a time.
-CHUNK = 1 << 21
-# Times the bytes of a chunk that reading, encoding and summing it take.
-_SHARE = 6
 _ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time", "trials"}
-# Chunks or parts that may wait for their turn, per thread.
-_WAITING = 2
 # Of `memory`, the share that marks of rows to be read take before they go to the disk.
 _SPOOLED = 32
 # Rows of which a pass is made to see what it makes.
@@ -196,7 +185,7 @@ class Scan(Card, Generic[Block]):
 
     def blocks(self, width: int | None = None) -> Iterator[Block]:
         """The rows in blocks, the next table being decoded meanwhile."""
-        for item in self._ahead(self.parts):
+        for item in self._passage.ahead(self.parts):
             yield from self._reader.encoded(item).blocks(width)
 
     def reduce(self, f: Callable[[Block], Sums], width: int | None = None) -> Sums:
@@ -208,35 +197,13 @@ class Scan(Card, Generic[Block]):
             key = pass_key(self.identity, f, width, cuts)
         if ledger is None or key is None:
             with self.meter.timed():
-                return self._summed(f, width)
+                return self._passage.summed(f, width)
         found = ledger.recall(key, lambda: f(self.sample(min(self.lot.size, _FEW), None)))
         if found is None:
             with self.meter.timed():
-                found = self._summed(f, width)
+                found = self._passage.summed(f, width)
             ledger.keep(key, found)
         return found
-
-    def _summed(self, f: Callable[[Block], Sums], width: int | None) -> Sums:
-        """One pass.
-
-        Parts are read side by side where there are enough of them. Otherwise, one after the other: while its next table is
-        decoded, what was read is summed.
-        """
-        summing, workers = Summing(self._reader, f, width), self._workers
-        if self._side_by_side(workers):
-            return tree_sum(self._results(summing, self.parts, self.parts))
-        with fixed_order():
-            if workers == 1:
-                return tree_sum(self._part_sum(map(summing.table, self._ahead([part]))) for part in self.parts)
-            with ThreadPoolExecutor(workers) as pool:
-                waiting = _WAITING * workers
-                return tree_sum(
-                    self._part_sum(in_order(pool, self._ahead([part]), summing.table, waiting)) for part in self.parts
-                )
-
-    @staticmethod
-    def _part_sum(results: Iterable[Sums | None]) -> Sums:
-        return tree_sum(sums for sums in results if sums is not None)
 
     def take(self, index: Index | slice) -> Block:
         """The rows of these numbers, in this order, in memory; only the parts that have them are read."""
@@ -281,7 +248,7 @@ class Scan(Card, Generic[Block]):
 
     def weighed(self, weight: Callable[[Block], Array]) -> Weighed[Block]:
         """Weights of observations that `fetch` finds by the share of all weight before them; one pass."""
-        totals = list(self._results(Weighing(self._reader, Weight(weight)), self.parts, self.parts))
+        totals = list(self._passage.results(Weighing(self._reader, Weight(weight)), self.parts, self.parts))
         return Weighed(weight, tuple(totals))
 
     def fetch(
@@ -308,7 +275,7 @@ class Scan(Card, Generic[Block]):
     def at_once(self) -> float:
         """The largest share of all rows that `fetch` has in memory at a time, if it is asked for all of them."""
         workers = workers_for(self.memory)
-        if not self._side_by_side(workers):
+        if not self._passage.side_by_side(workers):
             return min(1.0, self._reader.chunk / max(1, self.height))
         # those that are read or wait, and one that is used
         together = min(len(self.parts), workers + 1)
@@ -340,40 +307,12 @@ class Scan(Card, Generic[Block]):
 
     @property
     def _reader(self) -> Reader[Block]:
-        chunk = max(1, min(CHUNK, self.memory // (8 * _SHARE)) // self.encoder.width)
+        chunk = max(1, min(CHUNK, self.memory // (8 * SHARE)) // self.encoder.width)
         return Reader(self.encoder, chunk)
 
     @property
-    def _workers(self) -> int:
-        return workers_for(self.memory, 1 if self.design is None else None)
-
-    def _side_by_side(self, workers: int) -> bool:
-        """Whether whole parts are read at the same time, by threads or elsewhere; otherwise one table after the other."""
-        return self.executor is not None or len(self.parts) >= _WAITING * workers > _WAITING
-
-    def _ahead(self, parts: Iterable[Placed]) -> Iterator[tuple[Placed, pd.DataFrame]]:
-        """The tables of parts, the next one decoded while the last is used."""
-        tables = (item for placed in parts for item in self._reader.frames(placed))
-        with ThreadPoolExecutor(1) as pool:
-            following = pool.submit(next, tables, None)
-            while (item := following.result()) is not None:
-                self.meter.add(len(item[1]))
-                following = pool.submit(next, tables, None)
-                yield item
-
-    def _results(self, f: Callable[[Any], Any], jobs: Iterable[Any], parts: Iterable[Placed]) -> Iterator[Any]:
-        """f of every job, in order, each of which reads one of the parts."""
-        if self.executor is not None:
-            results = in_order(self.executor, jobs, f, slots_of(self.executor, _WAITING * (os.cpu_count() or 1)))
-            for result, placed in zip(results, parts, strict=True):
-                self.meter.add(placed.rows)
-                yield result
-            return
-        workers = workers_for(self.memory)
-        with fixed_order(), ThreadPoolExecutor(workers) as pool:
-            for result, placed in zip(in_order(pool, jobs, f, workers), parts, strict=True):
-                self.meter.add(placed.rows)
-                yield result
+    def _passage(self) -> Passage[Block]:
+        return Passage(self._reader, self.parts, self.memory, self.executor, self.meter)
 
     def _observed(self, numbers: Index) -> Block:
         return in_turn(self.fetch([numbers]))
@@ -392,8 +331,8 @@ class Scan(Card, Generic[Block]):
                 every.append(places[order])
                 yield self.parts[k], inside[order]
 
-        if self._side_by_side(workers_for(self.memory)):
-            for blocks in self._results(picking, jobs(), needed):
+        if self._passage.side_by_side(workers_for(self.memory)):
+            for blocks in self._passage.results(picking, jobs(), needed):
                 yield every.popleft(), joined(blocks)
             return
         for job in jobs():
@@ -410,11 +349,6 @@ class Scan(Card, Generic[Block]):
                 argument, f"so that the rows fit into memory, {self.memory / 1e9:.3g} GB",
                 f"{count:,} rows, which take {size / 1e9:.3g} GB", "pass a larger memory= to eq.data.scan, or fewer rows",
             )  # fmt: skip
-
-
-def workers_for(memory: int, most: int | None = None) -> int:
-    """How many may read and sum at a time."""
-    return max(1, min(most or os.cpu_count() or 1, memory // (CHUNK * 8 * _SHARE)))
 
 
 def as_rows(data: Any) -> Rows | Scan[Rows]:

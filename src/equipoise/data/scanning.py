@@ -18,14 +18,16 @@ from equipoise.checks import checked_options, is_number, one_of, shown
 from equipoise.data.arrays import Rows
 from equipoise.data.asked import Asked
 from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, slots_of
-from equipoise.data.encoding import column_encoder, row_encoder
+from equipoise.data.column_encoding import column_encoder
+from equipoise.data.encoding import row_encoder
 from equipoise.data.fields import Columns
 from equipoise.data.files import Found, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
 from equipoise.data.parts import Mistyped
+from equipoise.data.passage import CHUNK, workers_for
 from equipoise.data.reading import Placed
-from equipoise.data.scanned import CHUNK, Scan, workers_for
+from equipoise.data.scanned import Scan
 from equipoise.data.source import Executor, in_order
 from equipoise.data.stored import Learnt
 from equipoise.data.taking import every_row_missing, weightless
@@ -137,7 +139,8 @@ def scan(
     _require(found, asked)
     found, lessons, transforms, readings = _taught(found, asked, room, where)
     _require_rows(lessons, asked)
-    encoder: Any = column_encoder(asked, lessons, shape) if shape else row_encoder(asked, lessons, transforms)
+    told = all(part.identity is not None for part in found.parts)
+    encoder: Any = column_encoder(asked, lessons, shape) if shape else row_encoder(asked, lessons, transforms, told)
     if lessons.dropped:
         warnings.warn(
             f"{lessons.dropped} of {sum(lessons.rows)} rows with missing values were left out.",

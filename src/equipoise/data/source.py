@@ -22,6 +22,7 @@ from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, cores, fixed_order, tree_sum
 
 if TYPE_CHECKING:
+    from equipoise.data.marks import Marks
     from equipoise.data.table import Design
 
 __all__ = [
@@ -65,6 +66,11 @@ class Source(Protocol[Block]):
     @property
     def design(self) -> Design | None:
         """How a table became columns; None for arrays."""
+        ...
+
+    @property
+    def marks(self) -> Marks | None:
+        """Clusters and times beside the rows, if any; of rows that are elsewhere, what they are called."""
         ...
 
     @property

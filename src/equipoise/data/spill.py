@@ -43,7 +43,7 @@ class Spill:
         """Under which something waits, ascending."""
         return sorted(self._places)
 
-    def add(self, number: int, thing: Any) -> None:
+    def add(self, number: int, thing: object) -> None:
         """Set a thing aside.
 
         Raises

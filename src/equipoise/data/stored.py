@@ -48,12 +48,12 @@ def damaged(part: str, requirement: str, given: object) -> InvalidInput:
 # --- What transforms learnt ---------------------------------------------------------------------------
 
 
-def frozen(function: str, state: Mapping[str, Any]) -> dict[str, Learnt]:
+def frozen(function: str, state: Mapping[str, object]) -> dict[str, Learnt]:
     """The state of one of formulaic's transforms as plain numbers."""
     return {key: _plain(state[key]) for key in FUNCTIONS[function].learns}
 
 
-def _plain(value: Any) -> Learnt:
+def _plain(value: object) -> Learnt:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, dict):  # the coefficients of poly(), by degree
@@ -242,7 +242,7 @@ def loaded(text: object, keys: Collection[str]) -> dict[str, Any]:
     return record
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a key twice")

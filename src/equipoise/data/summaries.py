@@ -53,7 +53,7 @@ class Spread:
             self.center, self.scale, self.ddof,
         )  # fmt: skip
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """What formulaic keeps."""
         center = (self.mean if self.center else None) if isinstance(self.center, bool) else float(self.center)
         square = self.square + self.count * (self.mean - (center or 0.0)) ** 2
@@ -103,7 +103,7 @@ class Nodes:
             before, here = here, (self.x - alpha[k]) * here - shrink * before
         return alpha, norms
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """What formulaic keeps."""
         alpha, norms = self._recurrence(self.degree + 1)
         return {"alpha": dict(enumerate(alpha[: self.degree])), "norms2": dict(enumerate(norms))}
@@ -121,7 +121,7 @@ class Extremes:
         """Of both."""
         return Extremes(min(self.low, other.low), max(self.high, other.high), self.written)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """What formulaic keeps before it has knots."""
         return {"lower_bound": self.low, "upper_bound": self.high, **self.written}
 

@@ -27,6 +27,7 @@ from equipoise.errors import EquipoiseWarning, InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
+    from formulaic import Formula, ModelSpec
 
 __all__ = ["Design", "read_table", "require_single", "table", "typed"]
 
@@ -163,10 +164,10 @@ def table(
             f"{part.dropped} of {len(frame)} rows with missing values were left out.", EquipoiseWarning, stacklevel=2
         )
     right, shift = without_offset(right, reading.offsets)
-    beside_rows = part.numbers
+    beside_rows: dict[str, Any] = {**part.numbers, **part.marked}
     if shift is not None:
         beside_rows["offset"] = shift + beside_rows.get("offset", 0.0)
-    made = rows(right, left.iloc[:, 0], **beside_rows, **part.marked)
+    made = rows(right, left.iloc[:, 0], **beside_rows)
     design = Design(
         formula=formula,
         columns=known,
@@ -180,7 +181,7 @@ def table(
     return replace(made, design=design)
 
 
-def _beside(frame: pd.DataFrame, options: Mapping[str, Any]) -> pd.DataFrame:
+def _beside(frame: pd.DataFrame, options: Mapping[str, object]) -> pd.DataFrame:
     """Weights, frequency and offset, as far as given, one value per row of the table."""
     import pandas as pd
 
@@ -267,8 +268,8 @@ def _two_levels(name: str, column: Column, reading: Reading) -> tuple[Level, Lev
 
 
 def _matrices(
-    sides: Any, values: pd.DataFrame, reading: Reading, functions: Mapping[str, UserFunction], times: Index | None
-) -> tuple[pd.DataFrame, pd.DataFrame, Any]:
+    sides: Formula, values: pd.DataFrame, reading: Reading, functions: Mapping[str, UserFunction], times: Index | None
+) -> tuple[pd.DataFrame, pd.DataFrame, ModelSpec]:
     """Response and design matrix as numbers, and their encoder, which counts each row as often as it stands there."""
     learning = any(FUNCTIONS[name].learns for name in reading.functions if name in FUNCTIONS)
     if times is None or not (learning or reading.lags) or (times == 1).all():

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from equipoise.arrays import Index, Mask
-from equipoise.data.arrays import require_weights
+from equipoise.arrays import Array, Index, Mask
 from equipoise.data.columns import numbers
 from equipoise.data.frames import incomplete, require_complete
+from equipoise.data.numeric import require_weights
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -29,12 +29,12 @@ class Taking:
     dropped: int
 
     @property
-    def marked(self) -> dict[str, Any]:
+    def marked(self) -> dict[str, pd.DataFrame | pd.Series]:
         """Clusters and times, as far as given."""
         return {name: frame if name == "clusters" else frame.iloc[:, 0] for name, frame in self.marks.items()}
 
     @property
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> dict[str, Array]:
         """Weights, frequency and offset, as far as given, checked."""
         if not len(self.beside):
             return {str(name): np.empty(0) for name in self.beside.columns}

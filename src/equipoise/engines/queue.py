@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
+from equipoise.data.fetching import by_number
 from equipoise.data.metering import reading
 from equipoise.data.reading import Weighed
 from equipoise.data.scanned import Scan
@@ -132,12 +133,10 @@ class Queue:
         told = self._told(states, lengths)
         with reading(self._source, 1.0 + (self._weight is not None), "bringing rows"):
             for places, rows, emphasis in self._brought(told):
-                turns = places // each
-                for k in np.unique(turns):
-                    own = slice(None) if turns[0] == k and (turns == k).all() else np.flatnonzero(turns == k)
+                for k, own in by_number(places // each):
                     some = places[own] - k * each, rows.take(own), emphasis[own] if emphasis.size else emphasis
                     if k:
-                        self._ready.add(int(k), some)
+                        self._ready.add(k, some)
                     else:
                         self._put(*some)
         self._first, self._words = next(self._ready.take(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -139,15 +140,12 @@ LINEAR = Entry(
     draw=draw,
     tabulated=("covariance_distance", "covariance_norm", "largest_stable_step"),
 )
-POISSON = Entry(
+POISSON = replace(
+    LINEAR,
     name="figure-fixed-poisson",
     title="Fixed step, Poisson regression: 3σ regions",
     caption="Covariance of (θ₁, θ₂) at λ = 0.1 and B = 32: simulated counts (D = 10, N = 2000) and German credit.",
     jobs=partial(jobs, "poisson", (0.1,)),
-    run=run,
-    claims=claims,
-    draw=draw,
-    tabulated=("covariance_distance", "covariance_norm", "largest_stable_step"),
 )
 TABLE = Entry(
     name="table-fixed-poisson",

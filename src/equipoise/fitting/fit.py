@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -14,16 +15,20 @@ from equipoise.data.metering import reading
 from equipoise.errors import FitFailed
 from equipoise.files import available_memory
 from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
+from equipoise.fitting.maps import WIDE, Map, newton_map
 from equipoise.fitting.newton import Rough, minimise
+from equipoise.fitting.scaling import settled_together
 from equipoise.fitting.smoothness import NotSmooth
 from equipoise.fitting.trust import FEW, by_products, descend
 from equipoise.models.binding import verb
+from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Joint, Problem
 
 __all__ = ["Fit", "fit"]
 
 _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
+_TIMES = 4  # as many rows as columns, at least: of fewer, the minimiser is no better than any other start
 _LARGEST = 100_000  # rows that give it where passes are expensive
 _PASSES = 3  # over files that a fit is expected to take
 _MATRICES = 4  # of D×D numbers that Newton's method holds at once
@@ -85,36 +90,53 @@ def fit(
     if part is None and not problem.source.in_memory:
         part = _part(problem)
     with np.errstate(over="ignore", invalid="ignore"), reading(problem.source, _PASSES, "fitting"):
-        if not problem.search.convex:
-            result = _polished(problem, part, restarts, max_iterations)
-        elif 8.0 * _MATRICES * len(problem.names) ** 2 > available_memory():
-            # a better start would take a matrix
-            result = _settle(problem, np.zeros(len(problem.names)), by_products, max_iterations)
-        else:
-            result = _convex(problem, max_iterations, part)
+        try:
+            result = _found(problem, part, restarts, max_iterations)
+        except FitFailed as failure:
+            failure.params = None if failure.theta is None else problem.layout.unflatten(failure.theta)
+            raise
     return replace(result, params=problem.layout.unflatten(result.theta))
 
 
-def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) -> Fit:
-    """The minimum; for many rows, from that of a part of them and with its Hessian, which saves most of the passes."""
+def _found(problem: Problem, part: Problem | None, restarts: int | None, max_iterations: int) -> Fit:
+    """The minimum, by what suits the loss and its size."""
+    if not problem.search.convex:
+        return _polished(problem, part, restarts, max_iterations)
+    if 8.0 * _MATRICES * len(problem.names) ** 2 > available_memory():
+        # a better start would take a matrix
+        return _settle(problem, np.zeros(len(problem.names)), by_products, max_iterations)
+    return _convex(problem, max_iterations, part)[0]
+
+
+def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) -> tuple[Fit, Map | None]:
+    """The minimum; for many rows, from that of a part of them and with its Hessian, which saves most of the passes.
+
+    Of many columns one Hessian costs more than all else: Newton's map at the first start then serves to the end, and is given
+    back.
+    """
     part = _part(problem) if part is None else part
     if part is not None:
         try:
-            start = _convex(part, max_iterations)
+            start, known = _convex(part, max_iterations)
             together = None if problem.source.in_memory else problem.joint()
             if together is not None:
-                return _jointly(problem, together, part, start, max_iterations)
+                return _jointly(problem, together, part, start, max_iterations), None
             there = part.at_constant(start.constant)
-            hessian, yard = there.derivatives(start.theta, 2).hessian, there.search.yardstick(start.theta)
-            rough = Rough(hessian, yard, start.constant)
-            return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough)
+            newton = known or newton_map(problem, there.derivatives(start.theta, 2).hessian)
+            rough = Rough(newton._replace(own=False), there.search.yardstick(start.theta), start.constant)
+            if _scaled(problem, start):
+                linear, some = cast(LinearProblem, problem), cast(LinearProblem, part)
+                return settled_together(linear, some, start, rough.yardstick, max_iterations), known
+            return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough), known
         except FitFailed:
             pass  # a sample may be separated or collinear where the whole is not
     starts = problem.search.starts()
     # with one constant for all: losses with different scales do not compare
     here = problem.settled(starts[0])
     first = min(starts, key=lambda theta: finite_or_inf(here.derivatives(theta, 0).value))
-    return _settle(problem, first, _led, max_iterations)
+    wide = first.size > WIDE and problem.source.in_memory
+    known = newton_map(here, here.derivatives(first, 2).hessian) if wide else None
+    return _settle(problem, first, partial(_led, newton=known), max_iterations), known
 
 
 def _jointly(problem: Problem, together: Joint, part: Problem, start: Fit, max_iterations: int) -> Fit:
@@ -124,7 +146,8 @@ def _jointly(problem: Problem, together: Joint, part: Problem, start: Fit, max_i
     assert constant is not None
     first = np.append(start.theta, np.log(constant))
     yard = part.at_constant(constant).search.yardstick(start.theta)
-    rough = Rough(some.derivatives(first, 2).hessian, yard, constant)
+    newton = newton_map(together, some.derivatives(first, 2).hessian, own=False)
+    rough = Rough(newton, yard, constant)
     found = minimise(together, first, max_iterations, rough)
     theta, constant = found.theta[:-1], float(np.exp(found.theta[-1]))
     require_residuals(problem, yard.spread > 10.0 * yard.rounding)
@@ -137,13 +160,14 @@ def _part(problem: Problem) -> Problem | None:
     rows = problem.source.n
     if not problem.source.in_memory:
         return problem.subsample(min(rows, _LARGEST), seed=None)
-    return None if rows <= 2 * _SAMPLE else problem.subsample(_SAMPLE, seed=None)
+    count = max(_SAMPLE, _TIMES * len(problem.names))
+    return None if rows <= 2 * count else problem.subsample(count, seed=None)
 
 
-def _led(problem: Problem, theta: Array, max_iterations: int) -> Fit:
-    """The minimum from θ, or else from where the problem's relaxations lead."""
+def _led(problem: Problem, theta: Array, max_iterations: int, newton: Map | None) -> Fit:
+    """The minimum from θ, close to which Newton's map may be known, or else from where the problem's relaxations lead."""
     try:
-        return minimise(problem, theta, max_iterations)
+        return minimise(problem, theta, max_iterations, newton=newton)
     except FitFailed:
         relaxed = _relaxed_starts(problem, max_iterations)
         if not relaxed:
@@ -235,11 +259,34 @@ def _polished(problem: Problem, part: Problem | None, restarts: int | None, max_
     """The lowest minimum; with a part of the rows, the one next to the lowest minimum of the part."""
     if part is not None:
         try:
-            start = _best(part, restarts, max_iterations).theta
-            return _settle(problem, start, descend, max_iterations)
+            start = _best(part, restarts, max_iterations)
+            if not problem.source.in_memory and isinstance(problem, LinearProblem):
+                return _from_part(problem, part, start, max_iterations)
+            return _settle(problem, start.theta, descend, max_iterations)
         except FitFailed:
             pass  # a part may have no minimum where the whole has one
     return _best(problem, restarts, max_iterations)
+
+
+def _from_part(problem: LinearProblem, part: Problem, start: Fit, max_iterations: int) -> Fit:
+    """The minimum of rows in files next to that of a part of them, by Newton's method where that gets there."""
+    there = part.at_constant(start.constant)
+    try:
+        yard = there.search.yardstick(start.theta)
+        if _scaled(problem, start):
+            return settled_together(problem, cast(LinearProblem, part), start, yard, max_iterations)
+        newton = newton_map(problem, there.derivatives(start.theta, 2).hessian, own=False)
+        rough = Rough(newton, yard, start.constant)
+        return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough)
+    except FitFailed:
+        return _settle(problem, start.theta, descend, max_iterations)
+
+
+def _scaled(problem: Problem, start: Fit) -> bool:
+    """Whether rows in files have a robust scale that moves with θ."""
+    if problem.source.in_memory or problem.constant is not None or start.constant is None:
+        return False
+    return isinstance(problem, LinearProblem) and problem.model.divergence is not None
 
 
 def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
@@ -247,7 +294,11 @@ def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
     scaled = problem.search.scaled()
     if scaled is None:
         return _lowest(problem, restarts, max_iterations)
-    found = _lowest(scaled.problem, restarts, max_iterations)
+    try:
+        found = _lowest(scaled.problem, restarts, max_iterations)
+    except FitFailed as failure:
+        failure.theta = None if failure.theta is None else failure.theta * scaled.params
+        raise
     theta = found.theta * scaled.params
     constant = None if found.constant is None else found.constant * scaled.params
     return replace(

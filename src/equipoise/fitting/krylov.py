@@ -126,11 +126,21 @@ class Ends(NamedTuple):
     largest: float
 
 
-def ends(product: Product, dim: int, most: int, rng: np.random.Generator, away: Array | None = None) -> Ends:
+def ends(
+    product: Product,
+    dim: int,
+    most: int,
+    rng: np.random.Generator,
+    away: Array | None = None,
+    *,
+    settled: float = _SETTLED,
+    below: float = np.inf,
+) -> Ends:
     """The ends of a spectrum, by Lanczos' method from a random vector, orthogonal to the rows of `away`.
 
     No vector is kept: eigenvalues that come back by rounding do no harm at the ends, and the vector is put together in a
-    second run. The iteration ends when the smallest eigenvalue is known, or is certainly negative.
+    second run, unless the eigenvalue is not `below` what is looked for. The iteration ends when the smallest eigenvalue is
+    known, to a residual of `settled` of its value, or is certainly negative.
     """
     most = min(most, dim - (0 if away is None else len(away)))
     first = _without(rng.standard_normal(dim), away)
@@ -150,9 +160,11 @@ def ends(product: Product, dim: int, most: int, rng: np.random.Generator, away: 
         top = eigvalsh_tridiagonal(diagonal, beside[:-1], select="i", select_range=(count - 1, count - 1))
         value, weights, largest = float(values[0]), np.asarray(turn[:, 0], dtype=np.float64), float(top[0])
         residual = abs(b * float(weights[-1]))
-        if over or residual <= _SETTLED * max(abs(value), FAINT) or value < -max(FAINT, 2.0 * residual):
+        if over or residual <= settled * max(abs(value), FAINT) or value < -max(FAINT, 2.0 * residual):
             break
     found = np.zeros(dim)
+    if value > below:
+        return Ends(value, found, residual, largest)
     for (vector, _, _), weight in zip(_chain(product, first, len(weights), away), weights, strict=True):
         found += weight * vector
     return Ends(value, found / np.linalg.norm(found), residual, largest)

@@ -34,6 +34,7 @@ _NEAR = 1e-2  # standard errors from the minimiser, where a step that does not l
 _ALIKE = 1e-10  # losses that differ by less than this share are told apart by their slopes
 _SYSTEM = 2000  # products for a step, at most
 _SPECTRUM = 400  # products for an end of the spectrum, at most
+_ABOUT = 0.5  # residual of that end, of its value: its sign is what matters
 _RENEWED = 8  # steps after which parameters are measured anew
 _FURTHEST = 1e12  # radius of the trust region, in units of about unit curvature
 _ESCAPES = 20  # saddle points that are left
@@ -102,7 +103,7 @@ def steered(problem: Problem, start: Array, max_iterations: int) -> Fit:
     problem, start
         What is minimised, and from where.
     max_iterations
-        A third of the trust region's steps before giving up.
+        A tenth of the trust region's steps before giving up.
 
     Returns
     -------
@@ -122,7 +123,7 @@ def steered(problem: Problem, start: Array, max_iterations: int) -> Fit:
         here = chart.at(theta)
         place = _Place(theta, here, max(1.0, float(np.linalg.norm(here.gradient))))
         for _ in range(_ESCAPES + 1):
-            place = _renewed(chart, _searched(chart, place, 3 * max_iterations, _GOAL))
+            place = _renewed(chart, _searched(chart, place, 10 * max_iterations, _GOAL))
             lowest, flat, largest = _spectrum(chart, place.theta)
             left = _left(chart, place, lowest)
             if left is None:
@@ -239,7 +240,7 @@ def _spectrum(chart: _Chart, theta: Array) -> tuple[Ends, Array, float]:
     product, largest = chart.bends(theta), 0.0
     chart.told = f"looking for directions of negative curvature after {chart.steps} steps"
     for _ in range(_NAMED + 1):
-        lowest = ends(product, dim, _SPECTRUM, rng, flat)
+        lowest = ends(product, dim, _SPECTRUM, rng, flat, settled=_ABOUT, below=FAINT)
         largest = max(largest, lowest.largest)
         if abs(lowest.value) > FAINT or len(flat) == min(_NAMED, dim - 1):
             break

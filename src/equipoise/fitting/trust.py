@@ -18,7 +18,7 @@ from equipoise.fitting.certificate import (
     require_minimum,
     require_rise,
 )
-from equipoise.fitting.newton import whitening
+from equipoise.fitting.maps import whitening
 from equipoise.fitting.products import separation, steered
 from equipoise.fitting.smoothness import allowed, require_smooth
 from equipoise.linalg import FAINT, FLAT, curvature_axes, symmetric
@@ -151,7 +151,8 @@ def _require_close(problem: Problem, start: Array, found: Fit, distance: Callabl
     """Raise `FitFailed`, saying why, unless the distance to the minimiser is what the loss's own rounding leaves."""
     require_smooth(problem, start, found.theta)
     limit = converged(problem.search.yardstick(found.theta), problem.n)
-    require_converged(found.gradient_norm, limit + allowed(problem, found.theta, distance), found.iterations)
+    limit += allowed(problem, found.theta, distance)
+    require_converged(found.gradient_norm, limit, found.iterations, found.theta)
 
 
 def _condition(H: Array) -> float:

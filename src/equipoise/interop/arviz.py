@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["calibration_to_arviz", "to_arviz"]
 
 
-def to_arviz(chains: Chains, **attributes: Any) -> Any:
+def to_arviz(chains: Chains, **attributes: object) -> Any:
     """The draws, one variable per parameter array, and the steps they were taken at; settings as attributes.
 
     Raises
@@ -40,7 +40,7 @@ def calibration_to_arviz(calibration: Calibration, log_likelihood: bool) -> Any:
     """The same of a run, with the log-likelihood of every row at every draw when asked for."""
     chains, plan = calibration.chains, calibration.plan
     group = "posterior" if plan.target_name == "posterior" else "draws"
-    groups: dict[str, Mapping[str, Any]] = {group: _values(chains), "sample_stats": _stats(chains)}
+    groups: dict[str, Mapping[str, object]] = {group: _values(chains), "sample_stats": _stats(chains)}
     if log_likelihood:
         found = log_likelihood_of(calibration.require_problem(), chains.draws)
         groups["log_likelihood"] = {calibration.response: found}
@@ -65,14 +65,14 @@ def _values(chains: Chains) -> dict[str, Array]:
     return found
 
 
-def _stats(chains: Chains) -> dict[str, Any]:
+def _stats(chains: Chains) -> dict[str, object]:
     """At which step a draw was taken, and whether its chain had diverged by then."""
     count, length = chains.draws.shape[:2]
     steps = chains.burn_in + chains.thin * (1 + np.arange(length))
     return {"step": np.tile(steps, (count, 1)), "diverging": np.any(np.isnan(chains.draws), axis=2)}
 
 
-def _described(chains: Chains, attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _described(chains: Chains, attributes: Mapping[str, object]) -> dict[str, object]:
     run = {name: float(value) for name, value in chains.statistics.items()}
     own = {
         "thin": chains.thin,
@@ -83,7 +83,7 @@ def _described(chains: Chains, attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {"inference_library": "equipoise", **own, **run, **attributes}
 
 
-def _assembled(groups: Mapping[str, Mapping[str, Any]], attributes: Mapping[str, Any]) -> Any:
+def _assembled(groups: Mapping[str, Mapping[str, object]], attributes: Mapping[str, object]) -> Any:
     try:
         with warnings.catch_warnings():
             # ArviZ 0.2x announces its own successor on import

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from blackjax.base import SamplingAlgorithm
 
+from equipoise.arrays import PyTree
 from equipoise.errors import InvalidInput
 from equipoise.interop.gradients import flat_gradient, general_model, raveled
 from equipoise.interop.moves import move_of
@@ -22,7 +23,7 @@ __all__ = ["SGLDSettings", "SGMCMCState", "sgld", "sgmcmc"]
 class SGMCMCState(NamedTuple):
     """The parameters, in the model's own tree, and the velocity m, flat; the latter empty without momentum."""
 
-    position: Any
+    position: PyTree
     velocity: jax.Array
 
 
@@ -52,14 +53,14 @@ def sgmcmc(tuning: Tuning, model: Model | GeneralProblem) -> SamplingAlgorithm:
     (step, root, momentum), loss = move_of(tuning), general_model(model)
     slope = flat_gradient(tuning, loss)
 
-    def init(position: Any, rng_key: Any = None) -> SGMCMCState:
+    def init(position: PyTree, rng_key: jax.Array | None = None) -> SGMCMCState:
         del rng_key
         # arrays of one kind from the first step on, so that a scan can carry them
         position = jax.tree.map(jnp.asarray, position)
         theta, _ = raveled(loss.structure, position)
         return SGMCMCState(position, jnp.zeros_like(theta) if momentum else jnp.zeros(0, theta.dtype))
 
-    def kernel(rng_key: Any, state: SGMCMCState, minibatch: Any) -> SGMCMCState:
+    def kernel(rng_key: jax.Array, state: SGMCMCState, minibatch: PyTree) -> SGMCMCState:
         theta, back = raveled(loss.structure, state.position)
         g = slope(theta, minibatch).astype(theta.dtype)
         velocity = momentum * state.velocity + g if momentum else state.velocity

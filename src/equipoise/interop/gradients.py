@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from equipoise.arrays import PyTree
 from equipoise.checks import shown
 from equipoise.engines.jax.projection import Traced, Tree
 from equipoise.errors import InvalidInput
@@ -21,7 +21,7 @@ from equipoise.theory.tuning import Tuning
 __all__ = ["flat_gradient", "general_model", "gradient", "raveled"]
 
 
-def gradient(tuning: Tuning, model: Model | GeneralProblem) -> Callable[[Any, Any], Any]:
+def gradient(tuning: Tuning, model: Model | GeneralProblem) -> Callable[[PyTree, PyTree], PyTree]:
     """The stochastic gradient of the mean regularised loss: plain, or with control variates if the tuning asks for them.
 
     Parameters
@@ -39,7 +39,7 @@ def gradient(tuning: Tuning, model: Model | GeneralProblem) -> Callable[[Any, An
     loss = general_model(model)
     slope = flat_gradient(tuning, loss)
 
-    def of_tree(params: Any, batch: Any) -> Any:
+    def of_tree(params: PyTree, batch: PyTree) -> PyTree:
         theta, back = raveled(loss.structure, params)
         return back(slope(theta, batch))
 
@@ -97,7 +97,7 @@ def general_model(model: object) -> Model:
     return found
 
 
-def raveled(structure: Structure, params: Any) -> tuple[Traced, Callable[[Traced], Any]]:
+def raveled(structure: Structure, params: PyTree) -> tuple[Traced, Callable[[Traced], PyTree]]:
     """The coordinates of a tree of parameters, and how a gradient in them becomes a tree; constants have none."""
     if structure.basis is not None:
         return jnp.asarray(params), lambda flat: flat
@@ -105,7 +105,7 @@ def raveled(structure: Structure, params: Any) -> tuple[Traced, Callable[[Traced
     parts = [jnp.asarray(leaf) for leaf, varies in zip(leaves, structure.varies, strict=True) if varies]
     theta = jnp.concatenate([jnp.ravel(part) for part in parts])
 
-    def back(flat: Traced) -> Any:
+    def back(flat: Traced) -> PyTree:
         found, start = [], 0
         for leaf, varies in zip(leaves, structure.varies, strict=True):
             if not varies:

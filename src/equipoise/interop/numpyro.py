@@ -15,12 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
+from numpy.typing import ArrayLike
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.distributions.transforms import ExpTransform, IdentityTransform, IndependentTransform, SigmoidTransform
+from numpyro.distributions.transforms import (
+    ExpTransform,
+    IdentityTransform,
+    IndependentTransform,
+    SigmoidTransform,
+    Transform,
+)
 from numpyro.infer.util import potential_energy
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, PyTree
 from equipoise.errors import InvalidInput
 from equipoise.interop.sites import SiteLayout, Sites
 from equipoise.models.general.model import Model
@@ -29,7 +36,8 @@ from equipoise.models.general.problem import GeneralProblem
 
 __all__ = ["SiteProblem", "bind"]
 
-Trace = Mapping[str, Mapping[str, Any]]
+Site = Mapping[str, Any]  # what NumPyro notes of one: its kind, distribution, value and plates
+Trace = Mapping[str, Site]
 # Relative difference of a sum over rows from NumPyro's own potential energy: some distributions compute in float32.
 _AGREED = 1e-4
 _TRIED = 2  # random points where both are compared
@@ -54,7 +62,7 @@ class SiteProblem(GeneralProblem):
         return self.model.structure.flatten(params)
 
 
-def bind(model: Callable[..., Any], *args: Any, plate: str = "data", **kwargs: Any) -> SiteProblem:
+def bind(model: Callable[..., object], *args: object, plate: str = "data", **kwargs: object) -> SiteProblem:
     """A NumPyro model on its data as a problem for every verb.
 
     Arrays among the arguments that have the plate's size along their first axis are rows; all else is passed on as it is.
@@ -135,12 +143,12 @@ class _Program:
         shapes = {name: _transform(trace[name]).inv(trace[name]["value"]).shape for name in latent}
         self.start = {self.labels[name]: np.zeros(shape) for name, shape in shapes.items()}
 
-    def loss(self, params: Any, row: Any) -> Any:
+    def loss(self, params: PyTree, row: PyTree) -> jax.Array:
         """−log p(y_n | z)."""
         # a plate of fixed size repeats what one row has
         return -jnp.mean(self._densities(params, {key: row[key][None] for key in self.keys}))
 
-    def regularizer(self, params: Any) -> Any:
+    def regularizer(self, params: PyTree) -> jax.Array:
         """−log p(z) − log |dz/du|; the rows play no part in it."""
         trace, total = self._trace(params, self.first), jnp.zeros(())
         for name, site in trace.items():
@@ -151,7 +159,7 @@ class _Program:
                 total = total - jnp.sum(_transform(site).log_abs_det_jacobian(value, site["value"]))
         return total
 
-    def outward(self, params: Any) -> dict[str, Any]:
+    def outward(self, params: PyTree) -> dict[str, jax.Array]:
         """All sites outside of the plate that vary or follow from what varies."""
         trace = self._trace(params, self.first)
         return {
@@ -160,7 +168,7 @@ class _Program:
             if name in self.labels or (site["type"] == "deterministic" and not _inside(site, self.plate))
         }
 
-    def inward(self, sites: Mapping[str, Any]) -> dict[str, Any]:
+    def inward(self, sites: Mapping[str, ArrayLike]) -> dict[str, jax.Array]:
         """Unconstrained values of the sites that vary."""
         values = {name: jnp.asarray(sites[name]) for name in self.labels}
         bound = handlers.substitute(handlers.seed(self.model, jax.random.key(0)), data=values)
@@ -173,8 +181,8 @@ class _Program:
         args, kwargs = self.given
 
         @jax.jit
-        def both(theta: Any) -> Any:
-            params: Any = problem.model.structure.unflatten(theta)
+        def both(theta: jax.Array) -> tuple[jax.Array, jax.Array]:
+            params: PyTree = problem.model.structure.unflatten(theta)
             unconstrained = {name: params[label] for name, label in self.labels.items()}
             return potential_energy(self.model, args, kwargs, unconstrained), self._densities(params, self.first)
 
@@ -194,21 +202,21 @@ class _Program:
                     "but their own entries",
                 )
 
-    def _densities(self, params: Any, rows: Mapping[str, Any]) -> Any:
+    def _densities(self, params: PyTree, rows: PyTree) -> jax.Array:
         """Log densities of the observed sites of the plate, row by row."""
         sites = self._trace(params, rows).values()
         found = [_density(site) for site in sites if site["type"] == "sample" and _inside(site, self.plate)]
         return sum(found[1:], start=found[0])
 
-    def _arguments(self, rows: Mapping[str, Any]) -> Any:
+    def _arguments(self, rows: PyTree) -> PyTree:
         some = iter(self.keys)
         leaves = [
             _traceable(rows[next(some)]) if row else leaf for leaf, row in zip(self.leaves, self.is_row, strict=True)
         ]
         return jax.tree.unflatten(self.tree, leaves)
 
-    def _trace(self, params: Any, rows: Mapping[str, Any]) -> Trace:
-        def value(site: Mapping[str, Any]) -> Any:
+    def _trace(self, params: PyTree, rows: PyTree) -> Trace:
+        def value(site: Site) -> jax.Array | None:
             if site["type"] != "sample" or site["name"] not in self.labels:
                 return None
             return _transform(site)(params[self.labels[site["name"]]])
@@ -219,27 +227,27 @@ class _Program:
         return handlers.trace(bound).get_trace(*args, **kwargs)
 
 
-def _traceable(value: Any) -> Any:
+def _traceable(value: object) -> object:
     """An array of JAX's, in the precision that is on: a user's loop may have another than ours."""
     if not isinstance(value, np.ndarray):
         return value
     return jnp.asarray(value.astype(jax.dtypes.canonicalize_dtype(value.dtype)))
 
 
-def _density(site: Mapping[str, Any]) -> Any:
+def _density(site: Site) -> jax.Array:
     found = site["fn"].log_prob(site["value"])
     return found if site["scale"] is None else site["scale"] * found
 
 
-def _transform(site: Mapping[str, Any]) -> Any:
+def _transform(site: Site) -> Transform:
     return biject_to(site["fn"].support)
 
 
-def _inside(site: Mapping[str, Any], plate: str) -> bool:
+def _inside(site: Site, plate: str) -> bool:
     return any(frame.name == plate for frame in site.get("cond_indep_stack", ()))
 
 
-def _label(name: str, site: Mapping[str, Any]) -> str:
+def _label(name: str, site: Site) -> str:
     """What an unconstrained value is called."""
     transform = _transform(site)
     while isinstance(transform, IndependentTransform):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
+from equipoise.arrays import PyTree
 from equipoise.checks import whole
 from equipoise.interop.gradients import gradient
 from equipoise.interop.moves import move_of, require_size
@@ -59,14 +60,14 @@ def calibrated(tuning: Tuning, seed: int) -> optax.GradientTransformation:
     move, start = move_of(tuning), whole("seed", seed, 0, "pass an int")
     step, root, momentum = move
 
-    def init(params: Any) -> CalibratedState:
+    def init(params: PyTree) -> CalibratedState:
         flat, _ = ravel_pytree(params)
         require_size(
             tuning, flat.size, "pass the model's own tree of parameters, a part of a larger one by optax.masked"
         )
         return CalibratedState(jax.random.key(start), jnp.zeros_like(flat) if momentum else jnp.zeros(0, flat.dtype))
 
-    def update(updates: Any, state: CalibratedState, params: Any = None) -> tuple[Any, CalibratedState]:
+    def update(updates: PyTree, state: CalibratedState, params: PyTree = None) -> tuple[PyTree, CalibratedState]:
         del params
         flat, back = ravel_pytree(updates)
         velocity = momentum * state.velocity + flat if momentum else state.velocity

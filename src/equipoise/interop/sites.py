@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equipoise.arrays import Array, PyTree
 from equipoise.models.layout import Skeleton, Variables
 
 if TYPE_CHECKING:
+    import jax
+    from numpy.typing import ArrayLike
+
     from equipoise.models.general.structure import Structure
 
 __all__ = ["SiteLayout", "Sites"]
@@ -31,8 +35,8 @@ class Sites:
         The sites that vary.
     """
 
-    outward: Callable[[Any], dict[str, Any]]
-    inward: Callable[[Mapping[str, Any]], dict[str, Any]]
+    outward: Callable[[PyTree], dict[str, jax.Array]]
+    inward: Callable[[Mapping[str, ArrayLike]], dict[str, jax.Array]]
     names: tuple[str, ...]
 
 
@@ -56,7 +60,7 @@ class SiteLayout:
         """Name and shape of every array of coordinates, which are unconstrained."""
         return self.structure.variables
 
-    def unflatten(self, theta: Any) -> dict[str, Any]:
+    def unflatten(self, theta: Array | jax.Array) -> dict[str, Any]:
         """Vectors with any leading axes as sites, inside compiled functions too."""
         import jax  # those who look at draws of other models do without it
         import jax.numpy as jnp
@@ -71,7 +75,7 @@ class SiteLayout:
         """What can be kept: the unconstrained coordinates, by their labels."""
         return self.structure.skeleton()
 
-    def _many(self, theta: Any) -> dict[str, Any]:
+    def _many(self, theta: jax.Array) -> dict[str, jax.Array]:
         import jax
 
         lead = theta.shape[:-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -26,7 +26,14 @@ from equipoise.models.glm import glm
 from equipoise.models.problem import Model
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import ArrayLike, NDArray
+
+    from equipoise.calibration.aims import Target
     from equipoise.models.general.model import Model as LossModel
+
+    MatrixLike: TypeAlias = pd.DataFrame | ArrayLike
+    RandomState: TypeAlias = int | np.random.RandomState | None
 
 __all__ = ["CalibratedClassifier", "CalibratedRegressor"]
 
@@ -43,20 +50,22 @@ class _Calibrated(BaseEstimator):  # type: ignore[misc]
     """What both estimators share: reading their arguments, and running a calibration."""
 
     alpha: float
-    target: Any
+    target: Target
     ess: float
     fit_intercept: bool
-    random_state: Any
+    random_state: RandomState
     calibration_: Calibration
 
-    def _checked(self, X: Any, y: Any, sample_weight: Any, **options: Any) -> tuple[Array, Any, Array | None]:
+    def _checked(
+        self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None, **options: Any
+    ) -> tuple[Array, Any, Array | None]:
         """The arrays of a fit; rows that count for nothing are left out."""
         if not (is_number(self.alpha) and 0.0 <= self.alpha < np.inf):
             raise InvalidInput("alpha", "zero or positive", shown(self.alpha), "0 is no penalty")
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, **options)
+        design, response = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, **options)
         if sample_weight is None:
-            return X, y, None
-        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+            return design, response, None
+        weight = _check_sample_weight(sample_weight, design, dtype=np.float64, ensure_non_negative=True)
         if not np.array_equal(weight, np.rint(weight)):
             raise InvalidInput(
                 "sample_weight",
@@ -67,7 +76,7 @@ class _Calibrated(BaseEstimator):  # type: ignore[misc]
         kept = weight > 0
         if kept.sum() < 2:
             raise InvalidInput("sample_weight", "positive for at least two rows", f"{kept.sum()} such rows", "drop it")
-        return X[kept], y[kept], weight[kept]
+        return design[kept], response[kept], weight[kept]
 
     def _run(self, model: Model, data: object) -> Calibration:
         """The calibration of a model; to the posterior, which penalised rows always have, where the target is singular."""
@@ -112,7 +121,7 @@ class _Calibrated(BaseEstimator):  # type: ignore[misc]
             precision[0] = 0.0
         return precision
 
-    def _new(self, X: Any) -> Array:
+    def _new(self, X: MatrixLike) -> Array:
         check_is_fitted(self)
         return self._design(cast(Array, validate_data(self, X, dtype=np.float64, reset=False)))
 
@@ -159,24 +168,20 @@ class CalibratedRegressor(RegressorMixin, _Calibrated):  # type: ignore[misc]
         family: str = "gaussian",
         *,
         alpha: float = _ALPHA,
-        target: Any = "sandwich",
+        target: Target = "sandwich",
         ess: float = 1000,
         fit_intercept: bool = True,
-        random_state: Any = None,
+        random_state: RandomState = None,
     ) -> None:
-        self.family = family
-        self.alpha = alpha
-        self.target = target
-        self.ess = ess
-        self.fit_intercept = fit_intercept
-        self.random_state = random_state
+        self.family, self.alpha, self.target = family, alpha, target
+        self.ess, self.fit_intercept, self.random_state = ess, fit_intercept, random_state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = self.family != "gaussian"
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Estimate, tune and sample.
 
         Parameters
@@ -187,21 +192,21 @@ class CalibratedRegressor(RegressorMixin, _Calibrated):  # type: ignore[misc]
             How many observations each row stands for.
         """
         one_of("family", self.family, ("gaussian", "poisson", "gamma", "negative-binomial"))
-        X, y, weight = self._checked(X, y, sample_weight, y_numeric=True)
-        design, precision = self._design(X), self._precision()
+        x, response, weight = self._checked(X, y, sample_weight, y_numeric=True)
+        design, precision = self._design(x), self._precision()
         if self.family == "gaussian":
-            scale = _scale(design, y, weight, precision)
+            scale = _scale(design, response, weight, precision)
             model = glm("gaussian", scale=scale, prior_precision=precision / scale**2)
         else:
             model = glm(self.family, prior_precision=precision)
-        self.calibration_ = self._run(model, rows(design, y, frequency=weight, names=self._names()))
+        self.calibration_ = self._run(model, rows(design, response, frequency=weight, names=self._names()))
         coef, intercept = self._split(self.calibration_.fit.theta)
         self.coef_, self.intercept_ = coef, float(intercept)
         errors, error = self._split(np.sqrt(np.diag(self.calibration_.tuning.target)))
         self.std_errors_, self.intercept_std_error_ = errors, float(error)
         return self
 
-    def predict(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
+    def predict(self, X: MatrixLike, return_std: bool = False) -> Array | tuple[Array, Array]:
         """The mean response at the estimate; with `return_std` also its standard deviation over the draws."""
         design = self._new(X)
         model = self.calibration_.require_model()
@@ -212,7 +217,7 @@ class CalibratedRegressor(RegressorMixin, _Calibrated):  # type: ignore[misc]
         parts = [model.mean_response(part @ draws.T).std(axis=1) for part in _blocks(design, len(draws))]
         return mean, np.concatenate(parts)
 
-    def predict_interval(self, X: Any, level: float = 0.95, kind: str = "mean") -> Array:
+    def predict_interval(self, X: MatrixLike, level: float = 0.95, kind: str = "mean") -> Array:
         """Intervals (rows, 2) for the mean response, or with `kind="observation"` for a new response."""
         found = self.calibration_.predict(self._new(X), interval=probability("level", level), kind=kind)
         return found[["lower", "upper"]].to_numpy()
@@ -247,31 +252,28 @@ class CalibratedClassifier(ClassifierMixin, _Calibrated):  # type: ignore[misc]
         self,
         *,
         alpha: float = _ALPHA,
-        target: Any = "sandwich",
+        target: Target = "sandwich",
         ess: float = 1000,
         fit_intercept: bool = True,
-        random_state: Any = None,
+        random_state: RandomState = None,
     ) -> None:
-        self.alpha = alpha
-        self.target = target
-        self.ess = ess
-        self.fit_intercept = fit_intercept
-        self.random_state = random_state
+        self.alpha, self.target, self.ess = alpha, target, ess
+        self.fit_intercept, self.random_state = fit_intercept, random_state
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def fit(self, X: MatrixLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Estimate, tune and sample; `sample_weight` says how many observations each row stands for."""
-        X, y, weight = self._checked(X, y, sample_weight)
-        check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
+        x, response, weight = self._checked(X, y, sample_weight)
+        check_classification_targets(response)
+        self.classes_, codes = np.unique(response, return_inverse=True)
         if len(self.classes_) < 2:
             raise InvalidInput("y", "of at least two classes", "one class", "give rows of another class too")
-        design = self._design(X)
+        design = self._design(x)
         if len(self.classes_) == 2:
             model = glm("bernoulli", prior_precision=self._precision())
             data = rows(design, codes.astype(np.float64), frequency=weight, names=self._names())
             self.calibration_ = self._run(model, data)
         else:
-            again = slice(None) if weight is None else np.repeat(np.arange(len(X)), weight.astype(int))
+            again = slice(None) if weight is None else np.repeat(np.arange(len(x)), weight.astype(int))
             softmax = _softmax(len(self.classes_), tuple(self._precision()))
             self.calibration_ = self._run(softmax, {"x": design[again], "y": codes[again]})
         self.coef_, self.intercept_ = self._split(self._rows_of(self.calibration_.fit.theta))
@@ -279,12 +281,12 @@ class CalibratedClassifier(ClassifierMixin, _Calibrated):  # type: ignore[misc]
         self.std_errors_, self.intercept_std_error_ = self._split(errors)
         return self
 
-    def decision_function(self, X: Any) -> Array:
+    def decision_function(self, X: MatrixLike) -> Array:
         """Linear predictors: (rows,) of the second of two classes, (rows, classes) of more."""
         eta = self._new(X) @ self._rows_of(self.calibration_.fit.theta).T
         return eta[:, 0] if len(self.classes_) == 2 else eta
 
-    def predict_proba(self, X: Any, return_std: bool = False) -> Array | tuple[Array, Array]:
+    def predict_proba(self, X: MatrixLike, return_std: bool = False) -> Array | tuple[Array, Array]:
         """Probabilities (rows, classes) at the estimate; with `return_std` also their standard deviations over the draws."""
         design = self._new(X)
         mean = self._probabilities(design, self.calibration_.fit.theta[None])[0]
@@ -292,12 +294,14 @@ class CalibratedClassifier(ClassifierMixin, _Calibrated):  # type: ignore[misc]
             return mean
         return mean, np.concatenate([found.std(axis=0) for found in self._of_draws(design)])
 
-    def predict_log_proba(self, X: Any) -> Array:
+    def predict_log_proba(self, X: MatrixLike) -> Array:
         """Logarithms of the probabilities."""
         with np.errstate(divide="ignore"):
             return np.log(cast(Array, self.predict_proba(X)))
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
+    def predict(
+        self, X: MatrixLike, return_std: bool = False
+    ) -> NDArray[np.generic] | tuple[NDArray[np.generic], Array]:
         """The most probable class; with `return_std` also the standard deviation of its probability over the draws."""
         if not return_std:
             best = np.argmax(self.predict_proba(X), axis=1)
@@ -306,7 +310,7 @@ class CalibratedClassifier(ClassifierMixin, _Calibrated):  # type: ignore[misc]
         best = np.argmax(mean, axis=1)
         return self.classes_[best], spread[np.arange(len(best)), best]
 
-    def predict_interval(self, X: Any, level: float = 0.95) -> Array:
+    def predict_interval(self, X: MatrixLike, level: float = 0.95) -> Array:
         """Intervals (rows, classes, 2) for the probabilities."""
         tail = 0.5 * (1.0 - probability("level", level))
         parts = [np.quantile(found, [tail, 1.0 - tail], axis=0) for found in self._of_draws(self._new(X))]

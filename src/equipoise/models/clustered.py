@@ -6,22 +6,25 @@ Sums of scores take G·D numbers for G clusters, those of curvatures G·D²; clu
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from equipoise.arrays import Array, Index
-from equipoise.data.marks import Labels, Marks
+from equipoise.data.arrays import Rows
+from equipoise.data.marks import Labels
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.models.covariance import Covariance, left, pulled
 from equipoise.models.passes import Beside, Both, BothSums
-from equipoise.models.problem import Rowwise
+from equipoise.models.problem import Block, Problem, Rowwise
+from equipoise.models.rowwise import LinearRowwise
 from equipoise.theory.moments import Moments
 
-__all__ = ["Grouped", "cluster_pass", "clustered"]
+__all__ = ["ClusterSums", "Grouped", "GroupedSums", "cluster_pass", "clustered"]
 
 _LEAST = 1e-8  # smallest eigenvalue a repaired matrix is given, in units of its one-way parts' variances
 _CHANGED = 1e-6  # relative change of a standard error that a repair is reported from
@@ -44,14 +47,6 @@ class Grouped:
     def arrays(self) -> tuple[Labels, Array]:
         """What it is made of, and made again from."""
         return self.labels, self.sums
-
-    @staticmethod
-    def of(labels: Labels, rows: Array, room: float = np.inf) -> Grouped:
-        """Sums of the rows of one block; all clusters together must fit into so many bytes."""
-        known, which = _told_apart(labels)
-        count = len(known)
-        sums = np.stack([np.bincount(which, column, count) for column in rows.T], axis=1).astype(np.float64)
-        return Grouped(known, sums, room)
 
     def __add__(self, other: Grouped) -> Grouped:
         if np.array_equal(self.labels, other.labels):
@@ -90,8 +85,13 @@ def _told_apart(labels: Labels) -> tuple[Labels, Index]:
     return (np.flatnonzero(present) + low)[:, None], (np.cumsum(present) - 1)[places]
 
 
-class _GroupedSums(NamedTuple):
+class GroupedSums(NamedTuple):
+    """The sums of one way of clustering."""
+
     by_cluster: Grouped
+
+
+ClusterSums: TypeAlias = BothSums | GroupedSums  # of one way, or of all of them in one reading
 
 
 @dataclass(frozen=True)
@@ -103,30 +103,39 @@ class _ClusterPass:
     bent: bool
     room: float = np.inf
 
-    def __call__(self, block: Any) -> _GroupedSums:
+    def __call__(self, block: Block) -> GroupedSums:
         """The sums over one block."""
-        counts, scores = self.rowwise.counts(block), self.rowwise.scores(block)
-        parts = [scores]
+        known, which = _told_apart(block.marks.labels[:, list(self.ways)])
+        return GroupedSums(Grouped(known, self._sums(block, which, len(known)), self.room))
+
+    def _sums(self, block: Block, which: Index, groups: int) -> Array:
+        plain = isinstance(self.rowwise, LinearRowwise) and self.rowwise.along is None
+        if plain and not self.bent:
+            return cast(LinearRowwise, self.rowwise).grouped(block, which, groups)
+        counts, parts = self.rowwise.counts(block), [self.rowwise.scores(block)]
         if self.bent:
             parts.append(self.rowwise.curvatures(block).reshape(len(counts), -1))
-        # by columns, each of which is summed by itself
-        rows = np.empty((len(counts), 1 + sum(part.shape[1] for part in parts)), order="F")
-        rows[:, 0], rows[:, 1:] = 1.0, parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-        if np.any(counts != 1.0):
-            rows *= counts[:, None]
-        return _GroupedSums(Grouped.of(block.marks.labels[:, list(self.ways)], rows, self.room))
+        columns = (counts, *(counts * column for part in parts for column in part.T))
+        return np.stack([np.bincount(which, column, groups) for column in columns], axis=1).astype(np.float64)
 
 
-def cluster_pass(problem: Any, rowwise: Rowwise, kind: str) -> Beside:
+def cluster_pass(problem: Problem, rowwise: Rowwise, kind: str) -> Beside:
     """The sums of CRV1 or CRV3 by the clusters that the rows of the problem are marked with, all ways in one reading."""
     names, bent = _require_clusters(problem, kind), kind == "CRV3"
     room = float(getattr(problem.source, "memory", np.inf))
-    passes: list[Any] = [_ClusterPass(rowwise, ways, bent, room) for ways in _WAYS[len(names)]]
+    passes: list[Callable[[Rows], ClusterSums]] = [
+        _ClusterPass(rowwise, ways, bent, room) for ways in _WAYS[len(names)]
+    ]
     return Beside(problem.source, reduce(Both, passes), len(problem.names) ** (2 if bent else 1))
 
 
 def clustered(
-    problem: Any, rowwise: Rowwise, moments: Moments, kind: str, small_sample: bool | str, known: Any = None
+    problem: Problem,
+    rowwise: Rowwise,
+    moments: Moments,
+    kind: str,
+    small_sample: bool | str,
+    known: ClusterSums | None = None,
 ) -> Covariance:
     """CRV1 or CRV3 by the clusters that the rows of the problem are marked with: see `eq.robust`.
 
@@ -152,13 +161,13 @@ def clustered(
     return Covariance(matrix, kind, names, counts, repaired=repaired, df=df)
 
 
-def _by_way(found: Any) -> list[Array]:
+def _by_way(found: ClusterSums) -> list[Array]:
     """The sums of one way of clustering after the other, out of those of several passes in one."""
     return [*_by_way(found.first), *_by_way(found.second)] if isinstance(found, BothSums) else [found.by_cluster.sums]
 
 
-def _require_clusters(problem: Any, kind: str) -> tuple[str, ...]:
-    marks: Marks | None = problem.source.marks
+def _require_clusters(problem: Problem, kind: str) -> tuple[str, ...]:
+    marks = problem.source.marks
     names = () if marks is None else marks.names
     if not names:
         raise InvalidInput(

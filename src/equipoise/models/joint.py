@@ -16,10 +16,10 @@ from scipy.special import gammaln
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
-from equipoise.linalg import added_form, form_times, symmetric, weighted_gram
-from equipoise.models.passes import counted, predictor, weighted
+from equipoise.linalg import added_form, form_times, symmetric
 from equipoise.models.problem import Derivatives, Yardstick
 from equipoise.models.profile import constant_terms
+from equipoise.models.sums import counted, gram, predictor, weighted
 
 if TYPE_CHECKING:
     from equipoise.data.source import Source
@@ -65,7 +65,7 @@ class JointPass:
             along = d1 - np.logaddexp(0.0, eta + np.log(constant)) * r
         cross = total(terms.cross) @ rows.x
         corner = float(total(terms.bend).sum())
-        hessian = np.block([[weighted_gram(rows.x, total(d2)), cross[:, None]], [cross, np.array([[corner]])]])
+        hessian = np.block([[gram(rows.x, total(d2)), cross[:, None]], [cross, np.array([[corner]])]])
         return JointSums(
             float(total(plain + rest).sum()), np.append(total(d1) @ rows.x, total(terms.score).sum()), hessian,
             float(total(plain).sum()), float(total(along).sum()),

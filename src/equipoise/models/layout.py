@@ -31,7 +31,7 @@ class Wide(Protocol):
         """Coordinates, with any leading axes, as vectors of those scalars."""
         ...
 
-    def shaped(self, full: Any) -> object:
+    def shaped(self, full: object) -> object:
         """Such vectors in the user's structure."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -14,38 +14,29 @@ from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import InvalidInput
-from equipoise.linalg import Sums, added_form, form_times, in_fixed_order, symmetric
+from equipoise.linalg import added_form, form_times, in_fixed_order, symmetric
+from equipoise.models.bounding import BoundPass
 from equipoise.models.joint import JointProblem
 from equipoise.models.layout import FlatLayout
+from equipoise.models.linear_curvature import LinearCurvature
 from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
     Beside,
     Both,
-    BoundPass,
-    CrossPass,
-    CurvaturePass,
-    CurvatureSums,
-    ImagesPass,
     LeveragePass,
     LeverageWeight,
     Leveraging,
     LossPass,
-    MiddlePass,
+    LossSums,
     MomentPass,
     MomentSums,
-    ResidualPass,
-    ScatterPass,
-    ThirdPass,
-    predictor,
-    weighted,
 )
 from equipoise.models.problem import Derivatives
 from equipoise.models.products import DiagonalPass, ProductPass
 from equipoise.models.profile import profiled
+from equipoise.models.residuals import ResidualPass, median_residual, middle_pass
 from equipoise.models.rowwise import LinearRowwise, StackedPass, StackedSums
 from equipoise.theory.bounds import BoundConstants
-from equipoise.theory.curvature import ImagePass
-from equipoise.theory.expansion import RankOneExpansion, expanded_rows
 from equipoise.theory.moments import Moments
 
 if TYPE_CHECKING:
@@ -53,12 +44,9 @@ if TYPE_CHECKING:
     from equipoise.models.glm import GLM
     from equipoise.theory.tuning import Tuning
 
-__all__ = ["LinearCurvature", "LinearProblem"]
+__all__ = ["LinearProblem"]
 
 _NORMAL_MEDIAN = 0.6744897501960817  # median of |z| for a standard normal z
-_SAMPLE = 20_000  # rows that tell about where a median is
-_AROUND = 3.0  # by this much over the root of their number, in probability: six standard deviations
-_ALIKE = 0.1  # by how much the mean (h xᵀSx)⁴ of a sample may differ from that of all rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,7 +115,7 @@ class LinearProblem(Card):
         if self.model.family.parameter != "scale":
             return self.at_constant(profiled(self.model.family.name, self.source, theta))
         if self.model.divergence is not None:
-            scale = self._median_residual(theta) / _NORMAL_MEDIAN
+            scale = median_residual(self.source, theta) / _NORMAL_MEDIAN
         else:
             square = self.source.reduce(ResidualPass(theta)).square
             scale = float(np.sqrt(square / max(1, self.source.n - self.dim)))
@@ -236,8 +224,17 @@ class LinearProblem(Card):
 
     def derivatives(self, theta: Array, order: int) -> Derivatives:
         """L, ∇L and ∇²L up to `order`, reading the rows once."""
-        sums, n = self.source.reduce(LossPass(self.model, theta, order)), self.source.n
-        away = theta - self.mean
+        return self._derivatives(self.source.reduce(LossPass(self.model, theta, order)), theta, order)
+
+    def derivatives_and_scale(self, theta: Array) -> tuple[Derivatives, float, Array]:
+        """L, ∇L and ∇²L with the scale as it is, the robust one of the residuals at θ and its slope, reading the rows once."""
+        middle = middle_pass(self.source, theta)
+        both = self.source.reduce(Both(LossPass(self.model, theta, 2), middle))
+        median = both.second.median() or median_residual(self.source, theta)
+        return self._derivatives(both.first, theta, 2), median / _NORMAL_MEDIAN, both.second.slope() / _NORMAL_MEDIAN
+
+    def _derivatives(self, sums: LossSums, theta: Array, order: int) -> Derivatives:
+        n, away = self.source.n, theta - self.mean
         pull = form_times(self.precision, away)
         return Derivatives(
             sums.value / n + 0.5 * float(away @ pull) / self.n,
@@ -389,104 +386,3 @@ class LinearProblem(Card):
         if self.model.family.third_bound is None:
             return f"L, M and μ at {where}"
         return "global" if self.quadratic else f"L and M global, μ at {where}"
-
-    def _median_residual(self, theta: Array) -> float:
-        """The median of |r|, each counted as often as its weight and frequency say.
-
-        A sample tells between which values it lies but for a case in a billion. One pass counts what is below them and
-        collects what is between.
-        """
-        low, high = 0.0, np.inf
-        if self.source.n > 2 * _SAMPLE:
-            some = self.source.sample(_SAMPLE, seed=None)
-            low, high = some.reduce(MiddlePass(theta, 0.0, np.inf)).around(_AROUND / np.sqrt(_SAMPLE))
-        found = self.source.reduce(MiddlePass(theta, low, high)).median()
-        if found is None:
-            found = self.source.reduce(MiddlePass(theta, 0.0, np.inf)).median()
-        assert found is not None  # between zero and infinity lie all
-        return found
-
-
-@dataclass(frozen=True)
-class LinearCurvature:
-    """Curvature of a linear-predictor loss: J_n = h_n x_n x_nᵀ, third derivative t_n x_n ⊗ x_n ⊗ x_n.
-
-    One pass gives both averages against a matrix, and the last ones are kept: a law asks for one after the other. `stacked`
-    are sums that the pass of the moments made besides.
-    """
-
-    problem: LinearProblem
-    theta: Array
-    leverage: Leveraging | None = None
-    stacked: StackedSums | None = None
-    _last: dict[bytes, CurvatureSums] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def travels(self) -> bool:
-        """Rows in memory stay where they are."""
-        return False
-
-    def quadratic(self, S: Array) -> Array:
-        """mean h_n² (x_nᵀ S x_n) x_n x_nᵀ."""
-        return symmetric(self._sums(S).quadratic) / self.problem.source.n
-
-    def third(self, S: Array) -> Array:
-        """mean t_n (x_nᵀ S x_n) x_n."""
-        return self._sums(S).third / self.problem.source.n
-
-    def third_along(self, vectors: Array) -> Array:
-        """mean t_n (x_nᵀv)² x_n."""
-        sums = self.problem.source.reduce(ThirdPass(self.problem.model, self.theta, vectors), vectors.size)
-        return sums.third / self.problem.source.n
-
-    def expansion(self, basis: Array) -> RankOneExpansion:
-        """The rows' columns in θ = basis · z, and their scalar derivatives."""
-        some = self.sampled(expanded_rows(self.problem.source.n, len(basis), written_out=False)).problem.source
-        loss, parts = self.problem.model.loss, []
-        for rows in some.blocks():
-            eta = predictor(rows, self.theta)
-            g, h, t = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2, loss.d3))
-            emphasis = np.ones_like(h) if self.leverage is None else self.leverage.emphasis(rows.x, h)
-            parts.append((rows.x @ basis, g, h, t, emphasis, rows.counts / some.n))
-        return RankOneExpansion(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-    def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
-        """Σ f(h_n (x_nᵀv) Rᵀx_n)."""
-        part = ImagesPass(self.problem.model, self.theta, vectors, root, self.leverage, f)
-        return self.problem.source.reduce(part)
-
-    def sampled(self, count: int) -> LinearCurvature:
-        """The same of so many rows at most."""
-        source = self.problem.source
-        if count >= source.n and source.in_memory:
-            return self
-        return LinearCurvature(self.problem.subsample(min(count, source.n), seed=None), self.theta, self.leverage)
-
-    def representative(self, count: int, S: Array) -> LinearCurvature:
-        """The same of so many rows, where they have the mean (h_n x_nᵀSx_n)⁴ of all: then no other stands out."""
-        some = self.sampled(count)
-        whole, part = (c._sums(S).fourth / c.problem.source.n for c in (self, some))
-        return some if abs(part - whole) <= _ALIKE * whole else self
-
-    def scatter(self) -> Array:
-        """mean g_n² x_n x_nᵀ."""
-        sums = self.problem.source.reduce(ScatterPass(self.problem.model, self.theta, self.leverage))
-        return symmetric(sums.scatter) / self.problem.source.n
-
-    def cross(self, basis: Array) -> Array:
-        """mean g_n h_n (x_nᵀ r)² x_n for every column r of a basis."""
-        sums = self.problem.source.reduce(CrossPass(self.problem.model, self.theta, basis))
-        return sums.cross / self.problem.source.n
-
-    def leveraged(self, inverse: Array, hessian: Array) -> LinearCurvature:
-        """The same for rows drawn by leverage."""
-        leverage = self.problem.leveraging(self.theta, inverse, hessian)
-        return LinearCurvature(self.problem, self.theta, leverage)
-
-    def _sums(self, S: Array) -> CurvatureSums:
-        key = S.tobytes()
-        if key not in self._last:
-            sums = self.problem.source.reduce(CurvaturePass.at(self.problem.model, self.theta, S, self.leverage))
-            self._last.clear()
-            self._last[key] = sums
-        return self._last[key]

@@ -12,16 +12,17 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
-from equipoise.linalg import added_form, symmetric, weighted_gram
-from equipoise.models.passes import ResidualPass, counted, predictor, weighted
+from equipoise.linalg import added_form, symmetric
 from equipoise.models.problem import Relaxation, Scaled, Yardstick
+from equipoise.models.products import VectorSums
 from equipoise.models.profile import require_inside
+from equipoise.models.residuals import ResidualPass
 from equipoise.models.separation import recession, separated
+from equipoise.models.sums import counted, gram, predictor, weighted
 from equipoise.models.units import in_unit
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ __all__ = ["LinearSearch"]
 _SHARES = (0.9, 0.75, 0.5)  # of the rows, kept by those that look for a robust minimum
 _ROUNDS = 10  # of trimming and fitting
 _WIDE, _NARROWER = 16.0, 4.0  # times the residuals' size is the first of the scales that lead to one, and to the next
-_MANY = 400  # columns whose singular values take longer than a Cholesky factor by minutes
+_MANY = 400  # columns from which on products with vectors give the start
+_ABOUT, _PRODUCTS = 1e-3, 50  # error of the start, of its right-hand side, and how many it may take
 _SAMPLE = 20_000  # rows that robust starts are looked for on
 _EPS = float(np.finfo(np.float64).eps)
 _SMALL = float(np.finfo(np.float64).tiny) / _EPS  # sums of squares below have lost digits
@@ -65,6 +67,7 @@ class _StartPass:
 
     family: Family
     center: float
+    thin: bool = False
 
     def matched(self, y: Array) -> Array:
         """A predictor close to each response, kept off the ends of the link."""
@@ -75,12 +78,24 @@ class _StartPass:
         return np.where(np.isfinite(eta), eta, 0.0)
 
     def __call__(self, rows: Rows) -> _StartSums:
-        """Sums over one block."""
+        """Sums over one block; of many columns, of the matrix its diagonal alone."""
         w = weighted(rows, rows.counts)
         shift = 0.0 if rows.offset is None else rows.offset
         near, level = self.matched(rows.y) - shift, self.matched(np.full(rows.height, self.center)) - shift
         with np.errstate(over="ignore", invalid="ignore"):
-            return _StartSums(weighted_gram(rows.x, w), (w * near) @ rows.x, (w * level) @ rows.x)
+            square = w @ rows.x**2 if self.thin else gram(rows.x, w)
+            return _StartSums(square, (w * near) @ rows.x, (w * level) @ rows.x)
+
+
+@dataclass(frozen=True)
+class _GramPass:
+    """Σ w (xᵀv) x."""
+
+    vector: Array
+
+    def __call__(self, rows: Rows) -> VectorSums:
+        """Sums over one block."""
+        return VectorSums((weighted(rows, rows.counts) * (rows.x @ self.vector)) @ rows.x)
 
 
 class _SpreadSums(NamedTuple):
@@ -138,12 +153,25 @@ class LinearSearch:
         problem = self.problem
         self._require_rows()
         mean = self._mean()
-        sums = problem.source.reduce(_StartPass(problem.model.family, mean))
-        scale = _column_scale(problem, sums.gram)
-        unit = symmetric(sums.gram) / scale / scale[:, None]
+        thin = problem.dim > _MANY
+        sums = problem.source.reduce(_StartPass(problem.model.family, mean, thin))
+        scale = _column_scale(problem, sums.gram if thin else np.diag(sums.gram))
         # with no more rows than columns, the first would leave no residuals
         rights = [sums.near, sums.level] if problem.source.n > problem.dim else [sums.level]
-        return [_least_squares(unit, right / scale) / scale for right in rights]
+        if thin:
+            return [self._roughly(scale, right / scale) / scale for right in rights]
+        unit = symmetric(sums.gram) / scale / scale[:, None]
+        return [np.linalg.lstsq(unit, right / scale, rcond=None)[0] / scale for right in rights]
+
+    def _roughly(self, scale: Array, right: Array) -> Array:
+        """Least squares in units of the columns, by products: a start need not be exact, and a matrix costs more."""
+        from scipy.sparse.linalg import LinearOperator, cg  # slow to import, and few columns do without
+
+        source = self.problem.source
+        form = LinearOperator(
+            (scale.size, scale.size), lambda v: source.reduce(_GramPass(v / scale)).total / scale, dtype=np.float64
+        )
+        return np.asarray(cg(form, right, rtol=_ABOUT, maxiter=_PRODUCTS)[0])
 
     def relaxations(self) -> Sequence[Relaxation]:
         """The log loss on all rows, then on shares of them that it fits best: outliers leave one by one.
@@ -223,16 +251,6 @@ class LinearSearch:
         )
 
 
-def _least_squares(gram: Array, right: Array) -> Array:
-    """The least-squares solution of a system with a positive semi-definite matrix; of many columns, not by its values."""
-    if len(gram) > _MANY:
-        try:
-            return np.asarray(cho_solve(cho_factor(gram), right))
-        except LinAlgError:
-            pass  # columns may be collinear, which is named later
-    return np.asarray(np.linalg.lstsq(gram, right, rcond=None)[0], dtype=np.float64)
-
-
 def _beyond(problem: LinearProblem) -> FitFailed:
     """What to say of a response in an impossible unit."""
     return FitFailed(
@@ -241,13 +259,12 @@ def _beyond(problem: LinearProblem) -> FitFailed:
     )
 
 
-def _column_scale(problem: LinearProblem, gram: Array) -> Array:
+def _column_scale(problem: LinearProblem, square: Array) -> Array:
     """√Σ w x² of every column; raises `FitFailed` for columns whose squares are beyond floating point."""
-    square = np.diag(gram)
     small = square < _SMALL
     if small.any():  # zero columns are named later, with others that are not determined
         small &= np.any([rows.x.any(axis=0) for rows in problem.source.blocks()], axis=0)
-    wrong = small | ~np.isfinite(gram).all(axis=0)
+    wrong = small | ~np.isfinite(square)
     if wrong.any():
         columns = tuple(name for name, bad in zip(problem.names, wrong, strict=True) if bad)
         many = "" if len(columns) <= 5 else f" and {len(columns) - 5} more"

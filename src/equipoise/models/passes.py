@@ -14,7 +14,8 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
-from equipoise.linalg import Sums, form_times, quadratic_forms, scaled_gram, symmetric, times_lower, weighted_gram
+from equipoise.linalg import Sums, symmetric, times_lower
+from equipoise.models.sums import counted, derivatives, forms, gram, gram_and_sum
 from equipoise.theory.curvature import ImagePass, emphasis
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ __all__ = [
     "Beside",
     "Both",
     "BothSums",
-    "BoundPass",
-    "BoundSums",
     "CrossPass",
     "CrossSums",
     "CurvaturePass",
@@ -37,38 +36,13 @@ __all__ = [
     "Leveraging",
     "LossPass",
     "LossSums",
-    "MiddlePass",
-    "MiddleSums",
     "MomentPass",
     "MomentSums",
-    "ResidualPass",
-    "ResidualSums",
     "ScatterPass",
     "ScatterSums",
     "ThirdPass",
     "ThirdSums",
-    "counted",
-    "predictor",
-    "weighted",
 ]
-
-_SLACK = 1e-12  # relative rounding of a sum of many weights
-
-
-def predictor(rows: Rows, theta: Array) -> Array:
-    """η = X θ + offset."""
-    eta = rows.x @ theta
-    return eta if rows.offset is None else eta + rows.offset
-
-
-def weighted(rows: Rows, terms: Array) -> Array:
-    """Terms of each row times its weight: what an observation's loss is multiplied by, its derivatives with it."""
-    return terms if rows.weights is None else terms * rows.weights
-
-
-def counted(rows: Rows, terms: Array) -> Array:
-    """Terms of each row times its frequency: of a sum over observations, the last factor."""
-    return terms if rows.frequency is None else terms * rows.frequency
 
 
 class BothSums(NamedTuple):
@@ -116,17 +90,14 @@ class LossPass:
 
     def __call__(self, rows: Rows) -> LossSums:
         """Sums over one block."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        p, nothing = loss.constants, np.zeros(0)
-
-        def total(terms: Array) -> Array:
-            return counted(rows, weighted(rows, terms))
-
-        return LossSums(
-            float(np.sum(total(loss.value(eta, rows.y, p)))),
-            total(loss.d1(eta, rows.y, p)) @ rows.x if self.order > 0 else nothing,
-            weighted_gram(rows.x, total(loss.d2(eta, rows.y, p))) if self.order > 1 else nothing.copy(),
-        )
+        found = derivatives(self.model.loss, rows, self.theta, *range(self.order + 1))
+        value, *rest = (counted(rows, terms) for terms in found)
+        slope, bend = np.zeros(0), np.zeros(0)
+        if self.order > 1:
+            bend, slope = gram_and_sum(rows.x, rest[1], rest[0])
+        elif self.order > 0:
+            slope = rest[0] @ rows.x
+        return LossSums(float(np.sum(value)), slope, bend)
 
 
 class MomentSums(NamedTuple):
@@ -148,14 +119,10 @@ class MomentPass:
 
     def __call__(self, rows: Rows) -> MomentSums:
         """Sums over one block."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        g, h = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2))
-        score, hessian = counted(rows, g), counted(rows, h)
-        root = g if rows.frequency is None else g * np.sqrt(rows.frequency)
-        return MomentSums(
-            float(score @ g), float(np.sum(hessian)), score @ rows.x, weighted_gram(rows.x, hessian),
-            scaled_gram(rows.x, root),
-        )  # fmt: skip
+        g, h = derivatives(self.model.loss, rows, self.theta, 1, 2)
+        score, bend = counted(rows, g), counted(rows, h)
+        hessian, total = gram_and_sum(rows.x, bend, score)
+        return MomentSums(float(score @ g), float(np.sum(bend)), total, hessian, gram(rows.x, score * g))
 
 
 @dataclass(frozen=True)
@@ -175,7 +142,7 @@ class Leveraging:
 
     def of(self, x: Array, h: Array) -> Array:
         """Leverages of rows with these second derivatives."""
-        return np.abs(h) * quadratic_forms(x, self.root, self.root)
+        return np.abs(h) * forms(x, self.root, self.root)
 
     def emphasis(self, x: Array, h: Array) -> Array:
         """1/(N p_n)."""
@@ -198,8 +165,7 @@ class LeveragePass:
 
     def __call__(self, rows: Rows) -> LeverageSums:
         """The sum over one block."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        h = weighted(rows, loss.d2(eta, rows.y, loss.constants))
+        (h,) = derivatives(self.model.loss, rows, self.theta, 2)
         return LeverageSums(float(np.sum(counted(rows, Leveraging(self.root, 1.0).of(rows.x, h)))))
 
 
@@ -213,8 +179,7 @@ class LeverageWeight:
 
     def emphasis(self, rows: Rows) -> Array:
         """1/(N p_n) of the rows of a block."""
-        loss = self.model.loss
-        h = weighted(rows, loss.d2(predictor(rows, self.theta), rows.y, loss.constants))
+        (h,) = derivatives(self.model.loss, rows, self.theta, 2)
         return self.leverage.emphasis(rows.x, h)
 
     def __call__(self, rows: Rows) -> Array:
@@ -243,10 +208,9 @@ class ScatterPass:
 
     def __call__(self, rows: Rows) -> ScatterSums:
         """The sum over one block."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        g, h = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2))
+        g, h = derivatives(self.model.loss, rows, self.theta, 1, 2)
         square = g**2 if self.leverage is None else g**2 * self.leverage.emphasis(rows.x, h)
-        return ScatterSums(weighted_gram(rows.x, counted(rows, square)))
+        return ScatterSums(gram(rows.x, counted(rows, square)))
 
 
 class CurvatureSums(NamedTuple):
@@ -279,15 +243,11 @@ class CurvaturePass:
 
     def __call__(self, rows: Rows) -> CurvatureSums:
         """Sums over one block."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        h, t = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d2, loss.d3))
-        q = quadratic_forms(rows.x, self.S, self.root)
+        h, t = derivatives(self.model.loss, rows, self.theta, 2, 3)
+        q = forms(rows.x, self.S, self.root)
         square = q * h**2 if self.leverage is None else q * h**2 * self.leverage.emphasis(rows.x, h)
-        return CurvatureSums(
-            weighted_gram(rows.x, counted(rows, square)),
-            counted(rows, q * t) @ rows.x,
-            float(np.sum(counted(rows, (square * q) ** 2))),
-        )
+        quadratic, third = gram_and_sum(rows.x, counted(rows, square), counted(rows, q * t))
+        return CurvatureSums(quadratic, third, float(np.sum(counted(rows, (square * q) ** 2))))
 
 
 class ThirdSums(NamedTuple):
@@ -306,8 +266,7 @@ class ThirdPass:
 
     def __call__(self, rows: Rows) -> ThirdSums:
         """Sums over one block."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        t = counted(rows, weighted(rows, loss.d3(eta, rows.y, loss.constants)))
+        t = counted(rows, *derivatives(self.model.loss, rows, self.theta, 3))
         return ThirdSums((t * (self.vectors @ rows.x.T) ** 2) @ rows.x)
 
 
@@ -324,8 +283,7 @@ class ImagesPass(Generic[Sums]):
 
     def __call__(self, rows: Rows) -> Sums:
         """Sums over one block."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        h = weighted(rows, loss.d2(eta, rows.y, loss.constants))
+        (h,) = derivatives(self.model.loss, rows, self.theta, 2)
         emphasis = None if self.leverage is None else self.leverage.emphasis(rows.x, h)
         return self.f.rank_one(h * (self.vectors @ rows.x.T), times_lower(rows.x, self.root), emphasis, rows.counts)
 
@@ -346,134 +304,7 @@ class CrossPass:
 
     def __call__(self, rows: Rows) -> CrossSums:
         """The sum over one block."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        g, h = (weighted(rows, d(eta, rows.y, loss.constants)) for d in (loss.d1, loss.d2))
+        g, h = derivatives(self.model.loss, rows, self.theta, 1, 2)
         square = (rows.x @ self.basis) ** 2
         square *= counted(rows, g * h)[:, None]
         return CrossSums(rows.x.T @ square)
-
-
-class ResidualSums(NamedTuple):
-    """Σ w r²."""
-
-    square: float
-
-
-@dataclass(frozen=True)
-class ResidualPass:
-    """Squared residuals at θ."""
-
-    theta: Array
-
-    def __call__(self, rows: Rows) -> ResidualSums:
-        """The sum over one block."""
-        square = weighted(rows, (rows.y - predictor(rows, self.theta)) ** 2)
-        return ResidualSums(float(np.sum(counted(rows, square))))
-
-
-class MiddleSums(NamedTuple):
-    """The weight of all rows and of those below some values, and what lies between: |r| and its weight, by blocks."""
-
-    total: float
-    below: float
-    between: tuple[Array, ...]
-
-    def around(self, share: float) -> tuple[float, float]:
-        """Values that leave this much more and less than half of the weight below; all must lie between."""
-        values, upto = self._sorted()
-        ends = np.searchsorted(upto, np.clip([0.5 - share, 0.5 + share], 0.0, 1.0) * upto[-1])
-        low, high = values[np.minimum(ends, values.size - 1)]
-        return float(low), float(high)
-
-    def median(self) -> float | None:
-        """The median of |r|; None if it does not lie between."""
-        values, upto = self._sorted()
-        # where the counts reach exactly half, two values share the middle, and rounding must not choose between them
-        half = 0.5 * self.total
-        if not self.below < half * (1.0 - _SLACK) or not upto.size or not half * (1.0 + _SLACK) < upto[-1]:
-            return None
-        first = np.searchsorted(upto, half * (1.0 - _SLACK), side="left")
-        last = np.searchsorted(upto, half * (1.0 + _SLACK), side="right")
-        return float(0.5 * (values[first] + values[last]))
-
-    def _sorted(self) -> tuple[Array, Array]:
-        """The values between, ascending, and the weight up to each."""
-        values, weight = np.concatenate(self.between, axis=1)
-        order = np.argsort(values, kind="stable")
-        return values[order], self.below + np.cumsum(weight[order])
-
-
-@dataclass(frozen=True)
-class MiddlePass:
-    """Residuals at θ whose size is from `low` to `high`."""
-
-    theta: Array
-    low: float
-    high: float
-
-    def __call__(self, rows: Rows) -> MiddleSums:
-        """Of one block."""
-        size, weight = np.abs(rows.y - predictor(rows, self.theta)), weighted(rows, rows.counts)
-        near = (size >= self.low) & (size <= self.high)
-        between = np.stack([size[near], weight[near]])
-        return MiddleSums(float(weight.sum()), float(weight[size < self.low].sum()), (between,))
-
-
-class BoundSums(NamedTuple):
-    """Sums behind the constants of the Wasserstein bounds; `bent` counts the rows that are not convex."""
-
-    bent: float
-    third: float
-    third_square: float
-    score_fourth: float
-    hessian: Array
-    lowest: Array
-
-
-@dataclass(frozen=True)
-class BoundPass:
-    """Derivatives' ranges over a ball around θ, or over the whole line where the family bounds them (theory §8)."""
-
-    model: GLM
-    theta: Array
-    prior: Array
-    mean: Array
-    radius: float | None
-
-    def ranges(self, rows: Rows) -> tuple[Array, Array, Array]:
-        """Smallest and largest second, and largest third derivative of each row's loss.
-
-        On the ball of the given radius around θ a predictor moves by at most radius · ‖x_n‖; the derivatives of every
-        family are monotone or have one peak, so that the ends of that interval, with a global bound where the family
-        has one, are extreme. Without a radius: global where the family allows it, else at θ.
-        """
-        loss, family, y = self.model.loss, self.model.family, rows.y
-        eta, p = predictor(rows, self.theta), loss.constants
-        reach = (self.radius or 0.0) * np.linalg.norm(rows.x, axis=1)
-        with np.errstate(over="ignore"):
-            second = np.stack([loss.d2(eta + sign * reach, y, p) for sign in (-1.0, 1.0)])
-            third = np.stack([np.abs(loss.d3(eta + sign * reach, y, p)) for sign in (-1.0, 1.0)])
-        low, high, steep = second.min(axis=0), second.max(axis=0), third.max(axis=0)
-        if family.second_bound is not None and family.third_bound is not None:
-            high, steep = family.second_bound(y, p), family.third_bound(y, p)
-        return weighted(rows, low), weighted(rows, high), weighted(rows, steep)
-
-    def largest(self, rows: Rows) -> float:
-        """max of L_n over one block, the prior's share apart."""
-        return float(np.max(self.ranges(rows)[1] * np.sum(rows.x**2, axis=1)))
-
-    def __call__(self, rows: Rows) -> BoundSums:
-        """Sums over one block."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        low, _, steep = self.ranges(rows)
-        scores = weighted(rows, loss.d1(eta, rows.y, loss.constants))[:, None] * rows.x
-        scores = scores + form_times(self.prior, self.theta - self.mean)
-        third = steep * np.linalg.norm(rows.x, axis=1) ** 3
-        return BoundSums(
-            float(np.sum(low < 0.0)),
-            float(np.sum(counted(rows, third))),
-            float(np.sum(counted(rows, third**2))),
-            float(np.sum(counted(rows, np.sum(scores**2, axis=1) ** 2))),
-            weighted_gram(rows.x, counted(rows, weighted(rows, loss.d2(eta, rows.y, loss.constants)))),
-            weighted_gram(rows.x, counted(rows, low)),
-        )

@@ -11,7 +11,7 @@ from math import inf
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from equipoise.arrays import Array
-from equipoise.data.table import Design
+from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import FitFailed
 from equipoise.theory.bounds import BoundConstants
@@ -21,6 +21,7 @@ from equipoise.theory.tuning import Tuning
 
 __all__ = [
     "CUSTOM",
+    "Block",
     "Derivatives",
     "Joint",
     "Layout",
@@ -29,7 +30,6 @@ __all__ = [
     "Model",
     "Problem",
     "Relaxation",
-    "Rows",
     "Rowwise",
     "Scaled",
     "Search",
@@ -46,6 +46,8 @@ class Derivatives(NamedTuple):
     hessian: Array
 
 
+# a block of rows of the problem's own source: only problems of one kind look inside
+Block = Any
 CUSTOM = "custom loss"  # what a loss of the user's own is called
 
 
@@ -74,54 +76,31 @@ class Layout(Protocol):
         ...
 
 
-class Rows(Protocol):
-    """What a problem needs to know of its source."""
-
-    @property
-    def n(self) -> int:
-        """Number of rows."""
-        ...
-
-    @property
-    def response(self) -> str:
-        """What the response is called."""
-        ...
-
-    @property
-    def design(self) -> Design | None:
-        """How a table became columns; None for arrays."""
-        ...
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether a pass over the rows reads them from memory, and costs little."""
-        ...
-
-    def fingerprint(self) -> str:
-        """A digest that changes with any row."""
-        ...
-
-
 class Rowwise(Protocol):
     """Scores and curvatures of the rows of a block at one θ; it travels to where the rows are."""
 
-    def scores(self, block: Any) -> Array:
+    def scores(self, block: Block) -> Array:
         """(rows, D): gradient of each row's loss, its weight included, its frequency not."""
         ...
 
-    def counts(self, block: Any) -> Array:
+    def counts(self, block: Block) -> Array:
         """(rows,): how many observations each stands for."""
         ...
 
-    def curvatures(self, block: Any) -> Array:
+    def curvatures(self, block: Block) -> Array:
         """(rows, D, D): Hessian of each row's loss, its weight included, its frequency not."""
         ...
 
-    def information(self, block: Any) -> Array:
+    @property
+    def observed(self) -> bool:
+        """Whether what leverages are shares of is the sum of the curvatures, so that no pass is needed for it."""
+        ...
+
+    def information(self, block: Block) -> Array:
         """(D, D): what leverages are shares of, summed over the observations of the block, without the prior."""
         ...
 
-    def inflated(self, block: Any, vectors: Array, root: Array, power: float) -> Array:
+    def inflated(self, block: Block, vectors: Array, root: Array, power: float) -> Array:
         """v_n (1 − l_n)^−power for every row's vector, l_n its leverage against the information (R Rᵀ)⁻¹, R the root."""
         ...
 
@@ -215,13 +194,13 @@ class Minimised(Protocol):
     """What Newton's method looks at: a loss with its rows."""
 
     @property
-    def source(self) -> Rows:
+    def source(self) -> Source[Block]:
         """Where the rows are."""
         ...
 
     @property
     def n(self) -> int:
-        """Number of observations."""
+        """Number of observations N the loss is an average over; a subsample has fewer rows, and the same N."""
         ...
 
     @property
@@ -231,7 +210,7 @@ class Minimised(Protocol):
 
     @property
     def quadratic(self) -> bool:
-        """Whether the loss is its own second-order expansion."""
+        """Whether the loss is its own second-order expansion, so that the predicted law is exact."""
         ...
 
     @property
@@ -253,27 +232,12 @@ class Joint(Minimised, Protocol):
 
 
 @runtime_checkable
-class Problem(Protocol):
+class Problem(Minimised, Protocol):
     """A model together with its rows: L(θ) = (1/N) [Σ ℓ_n(θ) + R(θ)] and its derivatives, in flat θ."""
 
     @property
     def model(self) -> Model:
         """What the loss is; with its constant, once that is settled."""
-        ...
-
-    @property
-    def source(self) -> Rows:
-        """Where the rows are."""
-        ...
-
-    @property
-    def n(self) -> int:
-        """Number of observations N the loss is an average over; a subsample has fewer rows, and the same N."""
-        ...
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """One name per parameter."""
         ...
 
     @property
@@ -289,11 +253,6 @@ class Problem(Protocol):
     @property
     def guarded(self) -> bool:
         """Whether chains are kept inside a very large ellipsoid by default (theory §10)."""
-        ...
-
-    @property
-    def quadratic(self) -> bool:
-        """Whether the loss is its own second-order expansion, so that the predicted law is exact."""
         ...
 
     @property
@@ -354,10 +313,6 @@ class Problem(Protocol):
 
     def flatten(self, params: object) -> Array:
         """Parameters in the user's structure, checked, as a flat vector."""
-        ...
-
-    def derivatives(self, theta: Array, order: int) -> Derivatives:
-        """L, with order 1 also ∇L, with order 2 also ∇²L, from one pass over the rows."""
         ...
 
     def product(self, theta: Array, v: Array) -> Array:

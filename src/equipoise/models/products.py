@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
-from equipoise.models.passes import counted, predictor, weighted
+from equipoise.models.sums import counted, derivatives
 
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM
@@ -47,5 +47,4 @@ class DiagonalPass:
 
 
 def _bend(model: GLM, theta: Array, rows: Rows) -> Array:
-    loss = model.loss
-    return counted(rows, weighted(rows, loss.d2(predictor(rows, theta), rows.y, loss.constants)))
+    return counted(rows, *derivatives(model.loss, rows, theta, 2))

@@ -16,7 +16,7 @@ from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.errors import EquipoiseWarning, FitFailed
-from equipoise.models.passes import counted, predictor, weighted
+from equipoise.models.sums import counted, predictor, weighted
 
 __all__ = ["ConstantTerms", "constant_terms", "profiled", "require_inside"]
 

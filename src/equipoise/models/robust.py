@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,10 +19,10 @@ from equipoise.data.marks import Marks
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.linalg import symmetric
 from equipoise.models.binding import verb
-from equipoise.models.clustered import cluster_pass, clustered
+from equipoise.models.clustered import ClusterSums, cluster_pass, clustered
 from equipoise.models.covariance import Covariance, left, pulled
 from equipoise.models.linear import LinearProblem
-from equipoise.models.problem import Problem, Rowwise
+from equipoise.models.problem import Block, Problem, Rowwise
 from equipoise.models.verbs import moments as take_moments
 from equipoise.models.verbs import settle
 from equipoise.theory.moments import Moments
@@ -126,7 +126,7 @@ def covariance(
     time: object = None,
     lags: int | None = None,
     small_sample: bool | str = True,
-    known: Any = None,
+    known: ClusterSums | None = None,
 ) -> Covariance:
     """A covariance by name, with where it comes from; `moments` are those of all rows at the estimate.
 
@@ -160,7 +160,7 @@ def clustered_with_moments(problem: Problem, kind: object) -> bool:
     return linear and isinstance(kind, str) and kind in CLUSTERED
 
 
-def moments_for(problem: Problem, params: object, kind: object) -> tuple[Moments, Any]:
+def moments_for(problem: Problem, params: object, kind: object) -> tuple[Moments, ClusterSums | None]:
     """Moments at a fit and, where rows are read from files, in the same reading the sums by cluster of a kind that has them.
 
     There are none where the scores depend on moments, as those beside an estimated shape do.
@@ -212,7 +212,7 @@ class _InformationPass:
 
     rowwise: Rowwise
 
-    def __call__(self, block: Any) -> _Matrix:
+    def __call__(self, block: Block) -> _Matrix:
         """The sum over one block."""
         return _Matrix(self.rowwise.information(block))
 
@@ -226,16 +226,19 @@ class _LeveragedPass:
     root: Array
     power: float
 
-    def __call__(self, block: Any) -> _Matrix:
+    def __call__(self, block: Block) -> _Matrix:
         """The sum over one block."""
         scores = self.rowwise.inflated(block, self.rowwise.scores(block), self.root, self.power) - self.mean
         return _Matrix((scores * self.rowwise.counts(block)[:, None]).T @ scores)
 
 
-def _leveraged(problem: Any, rowwise: Rowwise, moments: Moments, power: float) -> Array:
+def _leveraged(problem: Problem, rowwise: Rowwise, moments: Moments, power: float) -> Array:
     width = moments.dim**2
-    information = problem.source.reduce(_InformationPass(rowwise), width).total
-    total = symmetric(information) + moments.n * (moments.hessian - moments.loss_hessian)
+    if rowwise.observed:
+        information = problem.source.n * moments.loss_hessian
+    else:
+        information = symmetric(problem.source.reduce(_InformationPass(rowwise), width).total)
+    total = information + moments.n * (moments.hessian - moments.loss_hessian)
     root = np.linalg.inv(np.linalg.cholesky(total)).T
     return symmetric(problem.source.reduce(_LeveragedPass(rowwise, moments.mean_score, root, power), width).total)
 
@@ -243,7 +246,7 @@ def _leveraged(problem: Any, rowwise: Rowwise, moments: Moments, power: float) -
 # --- Autocorrelated -----------------------------------------------------------------------------------
 
 
-def _smoothed(problem: Any, rowwise: Rowwise, moments: Moments, lags: int) -> Array:
+def _smoothed(problem: Problem, rowwise: Rowwise, moments: Moments, lags: int) -> Array:
     """Σ_l k(l) (Γ_l + Γ_lᵀ) with Bartlett's k, in one pass over the rows in the order of time."""
     dim, total = moments.dim, np.zeros((moments.dim, moments.dim))
     # a product with the recent past, weighted: lag 0 enters half, so that the sum with its transpose has it once

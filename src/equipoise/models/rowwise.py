@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Index
 from equipoise.data.arrays import Rows
 from equipoise.errors import InvalidInput
-from equipoise.linalg import weighted_gram
-from equipoise.models.passes import counted, predictor, weighted
 from equipoise.models.profile import ConstantTerms, constant_terms
+from equipoise.models.sums import added_by_group, counted, derivatives, gram, predictor, weighted
 
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM
 
 __all__ = ["LinearRowwise", "StackedPass", "StackedSums", "require_below_one"]
 
+_CANONICAL = {"gaussian", "bernoulli", "poisson"}  # with their usual links
 _ONE = 1.0 - 1e-9  # leverage beyond which a row is fitted by columns of its own
 
 
@@ -36,8 +36,8 @@ class LinearRowwise:
 
     def scores(self, rows: Rows) -> Array:
         """Gradient of each row's loss."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        found = weighted(rows, loss.d1(eta, rows.y, loss.constants))[:, None] * rows.x
+        (slope,) = derivatives(self.model.loss, rows, self.theta, 1)
+        found = slope[:, None] * rows.x
         if self.along is None:
             return found
         return found - weighted(rows, self.terms(rows).score)[:, None] * self.along
@@ -47,19 +47,29 @@ class LinearRowwise:
         assert self.model.constant is not None
         return constant_terms(self.model.family.name, self.model.constant, rows, self.theta)
 
+    def grouped(self, rows: Rows, which: Index, groups: int) -> Array:
+        """Observations of each group of rows, and the sum of their scores as it is without an estimated constant."""
+        (slope,) = derivatives(self.model.loss, rows, self.theta, 1)
+        return added_by_group(rows.x, counted(rows, slope), rows.counts, which, groups)
+
     def counts(self, rows: Rows) -> Array:
         """How many observations each row stands for."""
         return rows.counts
 
     def curvatures(self, rows: Rows) -> Array:
         """Hessian of each row's loss."""
-        loss, eta = self.model.loss, predictor(rows, self.theta)
-        half = weighted(rows, loss.d2(eta, rows.y, loss.constants))[:, None] * rows.x
+        (bend,) = derivatives(self.model.loss, rows, self.theta, 2)
+        half = bend[:, None] * rows.x
         return half[:, :, None] * rows.x[:, None, :]
+
+    @property
+    def observed(self) -> bool:
+        """Whether ℓ'' is free of the response, so that it is its own mean; of a robust loss it is taken as it is."""
+        return self.model.divergence is not None or self.model.family.name in _CANONICAL
 
     def information(self, rows: Rows) -> Array:
         """Σ w E[ℓ''] x xᵀ: the weighted design of a generalised linear model."""
-        return weighted_gram(rows.x, counted(rows, self._working(rows)))
+        return gram(rows.x, counted(rows, self._working(rows)))
 
     def inflated(self, rows: Rows, vectors: Array, root: Array, power: float) -> Array:
         """v_n (1 − l_n)^−power with the leverages of the weighted design."""
@@ -98,14 +108,14 @@ class StackedPass:
 
     def __call__(self, rows: Rows) -> StackedSums:
         """The sums over one block."""
-        terms, loss = self.rowwise.terms(rows), self.rowwise.model.loss
-        eta = predictor(rows, self.rowwise.theta)
+        terms = self.rowwise.terms(rows)
+        (g,) = derivatives(self.rowwise.model.loss, rows, self.rowwise.theta, 1)
         bend, cross = (counted(rows, weighted(rows, term)) for term in (terms.bend, terms.cross))
-        g, u = (weighted(rows, term) for term in (loss.d1(eta, rows.y, loss.constants), terms.score))
+        u = weighted(rows, terms.score)
         slope, times = counted(rows, g), counted(rows, u)
         return StackedSums(
             float(bend.sum()), cross @ rows.x, float(times.sum()), float(times @ u), (times * g) @ rows.x, slope @ rows.x,
-            weighted_gram(rows.x, slope * g),
+            gram(rows.x, slope * g),
         )  # fmt: skip
 
 

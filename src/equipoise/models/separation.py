@@ -16,7 +16,7 @@ import numpy as np
 from equipoise.arrays import Array, Mask
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
-from equipoise.models.passes import predictor, weighted
+from equipoise.models.sums import predictor, weighted
 
 if TYPE_CHECKING:
     from equipoise.families.family import ScalarLoss

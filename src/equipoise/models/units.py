@@ -10,6 +10,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
+from equipoise.data.marks import Marks
 from equipoise.data.source import Source
 from equipoise.data.table import Design
 from equipoise.linalg import Sums
@@ -78,6 +79,11 @@ class Changed:
     def design(self) -> Design | None:
         """How a table became columns."""
         return self.source.design
+
+    @property
+    def marks(self) -> Marks | None:
+        """As the other source."""
+        return self.source.marks
 
     @property
     def in_memory(self) -> bool:

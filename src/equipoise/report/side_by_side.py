@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, cast
 
 import pandas as pd
 
+from equipoise.calibration.answers import CovarianceOptions
 from equipoise.calibration.calibration import Calibration
 from equipoise.calibration.findings import ratio_name
 from equipoise.cards import html_table
@@ -137,7 +138,7 @@ class FitTable:
             places = decimals([row["std_error"] for row in found if row is not None])[0]
             yield term, [("", "") if row is None else self._pair(row, places) for row in found]
 
-    def _pair(self, row: Mapping[Any, Any], places: int) -> tuple[str, str]:
+    def _pair(self, row: dict[Hashable, Any], places: int) -> tuple[str, str]:
         marks = star(row["p_value"]) if self.stars else ""
         if self.below == "interval":
             under = f"[{fixed(row['conf_low'], places)}, {fixed(row['conf_high'], places)}]"
@@ -205,7 +206,7 @@ def compare_fits(
     probability("level", level)
     flag("stars", stars)
     runs, called = _named(fits, names)
-    options = {"clusters": clusters, "time": time, "lags": lags, "small_sample": small_sample}
+    options = CovarianceOptions(clusters=clusters, time=time, lags=lags, small_sample=small_sample)
     tables = [run.tidy(level, kind, method=method, exponentiate=exponentiate, **options) for run in runs]
     frame = pd.concat([t.assign(fit=name)[["fit", *t.columns]] for t, name in zip(tables, called, strict=True)])
     statistics = pd.DataFrame({name: _told(run, kind) for run, name in zip(runs, called, strict=True)}).fillna("")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -201,11 +201,11 @@ def fixed(value: float, places: int) -> str:
     return f"{value:.{max(places, 0)}f}" if -3 <= places <= 9 else f"{value:.{_DIGITS + 1}g}"
 
 
-def _number(form: str) -> Callable[[Any], str]:
+def _number(form: str) -> Callable[[float], str]:
     return lambda value: format(value, form) if np.isfinite(value) else "-"
 
 
-_FORMATS: dict[str, Callable[[Any], str]] = {
+_FORMATS: dict[str, Callable[[float], str]] = {
     "": str,
     "z": _number(".2f"),
     "t": _number(".2f"),

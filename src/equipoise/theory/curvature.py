@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from equipoise.arrays import Array
 from equipoise.linalg import Sums, blocks, symmetric, tree_sum
 from equipoise.theory.expansion import Expansion, FullExpansion, expanded_rows
 
-__all__ = ["Curvature", "DenseCurvature", "ImagePass", "emphasis"]
+__all__ = ["Curvature", "DenseCurvature", "ImagePass", "Turnable", "emphasis"]
 
 
 SumsOut = TypeVar("SumsOut", bound=tuple[object, ...], covariant=True)
@@ -78,6 +78,15 @@ class Curvature(Protocol):
 
     def leveraged(self, inverse: Array, hessian: Array) -> Curvature:
         """The same for rows drawn by leverage, given H⁻¹ and J: second moments are over N p_n (theory §13)."""
+        ...
+
+
+@runtime_checkable
+class Turnable(Protocol):
+    """Curvature that can be had in other coordinates: a law then asks for it without products of matrices."""
+
+    def turned(self, basis: Array, dual: Array) -> Curvature | None:
+        """The same in z, θ = basis · z and z = dual · θ; None where that would cost more than it saves."""
         ...
 
 

@@ -38,7 +38,7 @@ def whitened(noise: Noise, modes: Modes) -> Callable[[Array], Array] | None:
     linear = noise.linear
     if linear is None:
         return None
-    return lambda S: modes.force(linear(modes.outward(S)))
+    return noise.turned(modes.basis, modes.dual) or (lambda S: modes.force(linear(modes.outward(S))))
 
 
 def balance(modes: Modes, noise: Noise, source: Array) -> Balanced:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, instance, numeric_array, shown, whole
 from equipoise.errors import InvalidInput
 from equipoise.linalg import congruent, split_range, symmetric
-from equipoise.theory.curvature import Curvature, DenseCurvature
+from equipoise.theory.curvature import Curvature, DenseCurvature, Turnable
 from equipoise.theory.dynamics import BatchRule, Dynamics
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Bound", "Moments"]
 
 
+_DIAGONAL = 1e-13  # of the largest entry: what is left beside a diagonal is rounding
 _THIRD_ROWS = 20_000  # rows whose third derivatives are averaged, at most: a law of so many draws is all but normal
 _NAMED, _SHARE = (
     4,
@@ -94,6 +96,18 @@ class Moments(Card):
         operator = self._operator() if dynamics is None else self.drawn(dynamics.rule)
         return symmetric(operator.quadratic(S) - congruent(self.loss_hessian, S))
 
+    def turned_noise(self, basis: Array, dual: Array, dynamics: Dynamics) -> Callable[[Array], Array] | None:
+        """S ↦ Rᵀ K(R S Rᵀ) R by curvature in these coordinates, R = basis and R⁻¹ = dual; None where it is not to be had."""
+        operator = self.drawn(dynamics.rule)
+        curvature = operator.turned(basis, dual) if isinstance(operator, Turnable) else None
+        if curvature is None:
+            return None
+        J = congruent(basis.T, self.loss_hessian)
+        d = np.diag(J)
+        # often they are the Hessian's own: then nothing is left of a product of matrices
+        own = np.abs(J - np.diag(d)).max() <= _DIAGONAL * np.abs(d).max()
+        return lambda S: symmetric(curvature.quadratic(S) - (np.outer(d, d) * S if own else congruent(J, S)))
+
     @checked_options
     def curvature_number(self, target: str | ArrayLike, dynamics: Dynamics | None = None) -> float:
         """ρ = λ_max(Σ⁻¹ H⁻¹ K(Σ) H⁻¹): about how many rows an effective draw costs with control variates (theory §13).
@@ -156,7 +170,8 @@ class Moments(Card):
         """The parameters that have most to do with some directions (rows), for people."""
         names = self.names or tuple(f"parameter {j}" for j in range(self.dim))
         part = np.linalg.norm(directions, axis=0) * np.sqrt(np.abs(np.diag(self.hessian)))
-        order = [int(j) for j in np.argsort(-part, kind="stable")[:_NAMED] if part[j] > _SHARE * part.max()]
+        part = np.round(part / (part.max() or 1.0), 6)  # rounding errors do not order what is alike
+        order = [int(j) for j in np.argsort(-part, kind="stable")[:_NAMED] if part[j] > _SHARE]
         return ", ".join(names[j] for j in order)
 
     def drawn(self, rule: BatchRule) -> Curvature:

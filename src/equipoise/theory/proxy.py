@@ -34,11 +34,14 @@ class Noise:
         How it grows with the spread S of the iterates; None when it does not.
     discrete
         Whether time is discrete: False drops every term of second order in the step.
+    turned
+        From R and R⁻¹ to S ↦ Rᵀ linear(R S Rᵀ) R, where that is known more cheaply; else to None.
     """
 
     constant: Array
     linear: Callable[[Array], Array] | None
     discrete: bool = True
+    turned: Callable[[Array, Array], Callable[[Array], Array] | None] = lambda basis, dual: None  # noqa: ARG005
 
     def at(self, S: Array) -> Array:
         """C(S)."""
@@ -67,7 +70,12 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
         return Noise(b * moments.score_cov, None)
     if proxy == "dq-exact":
         still = dynamics.estimator.score_cov(moments, dynamics.rule)
-        return Noise(b * still, lambda S: b * moments.curvature_noise(S, dynamics))
+
+        def turned(basis: Array, dual: Array) -> Callable[[Array], Array] | None:
+            found = moments.turned_noise(basis, dual, dynamics)
+            return None if found is None else lambda S: b * found(S)
+
+        return Noise(b * still, lambda S: b * moments.curvature_noise(S, dynamics), turned=turned)
     if proxy in PROXIES:
         _require_plain(proxy, dynamics)
     if proxy == "ct":

@@ -89,7 +89,12 @@ def decay_bound(modes: Modes, S: Array, spread: Array) -> float:
         gamma = 0.5 * (low + high)
         if not low < gamma < high:
             break
-        inside = np.linalg.eigvalsh(S - spread / resolvent(modes, gamma))[0] >= 0.0
+        slowed = resolvent(modes, gamma)
+        # so close to one that rounding leaves no decay
+        if not np.all(slowed > 0.0):
+            low = gamma
+            continue
+        inside = np.linalg.eigvalsh(S - spread / slowed)[0] >= 0.0
         low, high = (low, gamma) if inside else (gamma, high)
     return high
 

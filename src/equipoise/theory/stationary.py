@@ -166,6 +166,7 @@ class Stationary(Card):
             source = source + 2.0 * T * rest * cho_solve(factor, np.eye(len(self.step)))
         return _between(self.hessian, source)
 
+    @in_fixed_order
     def iact(self, direction: ArrayLike | None = None) -> float:
         """Integrated autocorrelation time in steps: along `direction`, or the largest over all directions."""
         if direction is None:

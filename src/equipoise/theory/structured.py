@@ -1,9 +1,9 @@
 """The best scalar or diagonal step for a target, when a full matrix is not wanted (theory §3).
 
 "Best" is the smallest Kullback–Leibler divergence KL(N(0, Σ(Λ)) ‖ N(0, target)) = ½ [tr(Σ_t⁻¹Σ) − D − log det(Σ_t⁻¹Σ)]:
-it is invariant under any linear change of parameters, and grows without bound towards the stability limit, so the
-minimum is interior. The gradient comes from one adjoint solve, which is the stationary equation itself: its operator
-is self-adjoint in the coordinates of the modes.
+it is invariant under any linear change of parameters, and grows without bound towards the stability limit. Towards zero it
+does, too, unless injected noise alone is as wide as the target. The gradient comes from one adjoint solve, which is the
+stationary equation itself: its operator is self-adjoint in the coordinates of the modes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
-from equipoise.errors import InvalidInput, UnstableStep
+from equipoise.errors import InfeasibleTarget, InvalidInput, UnstableStep
 from equipoise.linalg import symmetric
 from equipoise.theory.equation import balance
 from equipoise.theory.proxy import proxy_noise
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["best_structured", "divergence", "divergence_gradient"]
 
 
+_NOTHING = 20.0  # in logarithms below the largest step: a chain does not move
 _NEARBY = 1e-5  # of a logarithm: where no gradient is derived, its size is a difference over this
 
 
@@ -63,6 +64,12 @@ def best_structured(
         method="bounded",
         options={"xatol": 1e-10},
     )
+    if found.x < np.log(ceiling) - _NOTHING:
+        raise InfeasibleTarget(
+            f"inverse_temperature: must be such that a {structure} step comes close to the target; with "
+            f"{dynamics.inverse_temperature:g} the injected noise alone is as wide, and the best step is zero. To fix: use "
+            "inverse_temperature='auto', numpy.inf (SGD), or a wider target."
+        )
     step = np.exp(found.x) * shape
     if structure == "diagonal" and moments.dim > 1:
         step = _diagonal(moments, target, dynamics, proxy, step)

@@ -9,7 +9,7 @@ from scipy.linalg import cho_factor, cho_solve
 from equipoise.arrays import Array
 from equipoise.checks import checked_options, instance, numeric_array, whole
 from equipoise.errors import FitFailed, InfeasibleTarget, InvalidInput
-from equipoise.linalg import symmetric
+from equipoise.linalg import FLAT, symmetric
 from equipoise.theory.moments import Moments
 
 __all__ = ["TARGETS", "bayesbag", "posterior", "require_scores", "sandwich", "target_matrix"]
@@ -72,11 +72,24 @@ def target_matrix(target: str | ArrayLike, moments: Moments) -> Array:
     root = np.sqrt(np.abs(np.diag(matrix)))
     if root.min() > 0.0 and _exceeds(matrix / (root[:, None] * root), 1e-14):
         return symmetric(matrix)
-    smallest = np.linalg.eigvalsh(matrix / np.outer(root, root))[0] if np.all(np.diag(matrix) > 0) else -1.0
-    raise InfeasibleTarget(
-        "target: must be positive definite; its correlation matrix has smallest eigenvalue "
-        f"{smallest:.2g}. To fix: pass a matrix with variance along every direction, as target + 1e-6 * numpy.diag("
-        "numpy.diag(target)) has, or 'posterior'."
+    raise _indefinite(moments, matrix)
+
+
+def _indefinite(moments: Moments, matrix: Array) -> InfeasibleTarget:
+    """What to say of a given matrix that is no covariance of full rank."""
+    variances = np.diag(matrix)
+    if not np.all(variances > 0.0):
+        wrong = moments.mainly(np.eye(moments.dim)[[int(np.argmin(variances))]])
+        return InfeasibleTarget(
+            f"target: must be positive definite; its diagonal has {variances.min():.2g} at {wrong}. To fix: pass a matrix "
+            "with a positive variance of every parameter, or 'posterior'."
+        )
+    smallest = np.linalg.eigvalsh(matrix / np.sqrt(np.outer(variances, variances)))[0]
+    share = max(1e-6, -1.1 * smallest)
+    return InfeasibleTarget(
+        f"target: must be positive definite; its correlation matrix has smallest eigenvalue {smallest:.2g}. To fix: pass a "
+        f"matrix with variance along every direction, as target + {share:.2g} * numpy.diag(numpy.diag(target)) has, or "
+        "'posterior'."
     )
 
 
@@ -113,10 +126,14 @@ def _exceeds(matrix: Array, floor: float) -> bool:
 def _hessian_factor(moments: Moments) -> tuple[Array, bool]:
     instance("moments", moments, Moments, "make them with eq.moments")
     try:
-        return cho_factor(moments.hessian)
-    except np.linalg.LinAlgError as error:
-        raise FitFailed(
-            "the Hessian at the given parameters is not positive definite, so no covariance can be formed. To fix: check "
-            "that the fit converged; remove collinear columns or redundant parameters (model.identified(data, params) leaves "
-            "those of a loss of your own out), or add a prior (prior_precision=...) and use target='posterior'."
-        ) from error
+        factor, lower = cho_factor(moments.hessian)
+        # no eigenvalue is larger than a pivot: rounding may leave one of a singular matrix
+        if np.all(np.diag(factor) ** 2 > FLAT * np.diag(moments.hessian)):
+            return factor, lower
+    except np.linalg.LinAlgError:
+        pass
+    raise FitFailed(
+        "the Hessian at the given parameters is not positive definite, so no covariance can be formed. To fix: check "
+        "that the fit converged; remove collinear columns or redundant parameters (model.identified(data, params) leaves "
+        "those of a loss of your own out), or add a prior (prior_precision=...) and use target='posterior'."
+    )

@@ -19,17 +19,19 @@ from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Words
 from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Recursion, Scratch, Share
-from equipoise.engines.numba.exponential import exponential
+from equipoise.engines.numba.exponential import exponential, log_one_plus
 from equipoise.engines.numba.foresight import fill, foresee, foretell
 from equipoise.engines.numba.kernel import EXACT, Fetch, Pull, fetch_rows, lift_rows, pull_diagonal, run
 from equipoise.engines.numba.table import Cells
 from equipoise.engines.random import add_normals, compiled, jit
 from equipoise.engines.rules import Draw, Shake, Urn, draw_any
 from equipoise.errors import EquipoiseWarning
-from equipoise.families.family import ScalarFunction, exp
+from equipoise.families.family import ScalarFunction, exp, log1p
 
 __all__ = [
     "MOST_CONSTANTS",
+    "TYPES",
+    "bound",
     "bound_loop",
     "compile_helper",
     "filler",
@@ -37,6 +39,7 @@ __all__ = [
     "foreteller",
     "kernel",
     "lifter",
+    "on_disk",
     "unchecked",
 ]
 
@@ -44,7 +47,7 @@ __all__ = [
 # takes what depends on them alone, such as a logarithm, out of the loop. Longer ones are tables.
 MOST_CONSTANTS = 8
 # Numba says that it is typed, and is not: any module, any class to derive from.
-_TYPES: ModuleType = numba.types
+TYPES: ModuleType = numba.types
 _CodeFile: Any = caching.CompileResultCacheImpl
 _FolderCache: Any = caching.FunctionCache
 _pickled: Callable[[object], bytes] = serialize.dumps
@@ -61,12 +64,12 @@ class _Digest(Protocol):
 
 def compile_helper(value: object) -> object:
     """Compile a plain Python function with all it calls, which Numba would refuse; leave the rest alone."""
-    if value is exp:
-        return exponential
-    return compiled(_bind(value)) if isinstance(value, FunctionType) else value
+    if value is exp or value is log1p:
+        return exponential if value is exp else log_one_plus
+    return compiled(bound(value)) if isinstance(value, FunctionType) else value
 
 
-def _bind(function: FunctionType, **names: object) -> FunctionType:
+def bound(function: FunctionType, **names: object) -> FunctionType:
     """A copy of the function in which globals `names` have other values and plain functions are compiled."""
     cells = tuple(CellType(compile_helper(cell.cell_contents)) for cell in function.__closure__ or ())
     scope = {**function.__globals__, **names}
@@ -97,24 +100,24 @@ def _feed(digest: _Digest, item: object) -> None:
 
 def _named(kind: type, *fields: object) -> object:
     """The compiler's type of a named tuple."""
-    return _TYPES.BaseTuple.from_types(fields, kind)
+    return TYPES.BaseTuple.from_types(fields, kind)
 
 
 def _lift_type() -> object:
-    return _named(Lift, _TYPES.float64[::1], _TYPES.int64[::1])
+    return _named(Lift, TYPES.float64[::1], TYPES.int64[::1])
 
 
 def _urn_type() -> object:
-    whole, words, numbers = _TYPES.int64, _TYPES.uint64[::1], _TYPES.uint32[::1]
+    whole, words, numbers = TYPES.int64, TYPES.uint64[::1], TYPES.uint32[::1]
     return _named(Urn, whole, whole, numbers, words, words, words, numbers, whole)
 
 
 def _signature(constants: int, storage: str) -> object:
     """Argument types of `run`, fixed so that a loss is compiled once whatever the layout of the caller's arrays."""
-    real, whole, word = _TYPES.float64, _TYPES.int64, _TYPES.uint64
+    real, whole, word = TYPES.float64, TYPES.int64, TYPES.uint64
     reals, words = real[::1], word[::1]
-    cells = _TYPES.Array(_TYPES.float32 if storage == "float32" else real, 2, "A")
-    few = _TYPES.UniTuple(real, constants) if constants else _TYPES.Tuple(())
+    cells = TYPES.Array(TYPES.float32 if storage == "float32" else real, 2, "A")
+    few = TYPES.UniTuple(real, constants) if constants else TYPES.Tuple(())
     arguments = (
         cells,
         real[:, :],
@@ -128,7 +131,7 @@ def _signature(constants: int, storage: str) -> object:
         _lift_type(),
         real[:, :],
     )
-    result = _TYPES.Tuple((whole, whole, whole, _TYPES.boolean))
+    result = TYPES.Tuple((whole, whole, whole, TYPES.boolean))
     return result(*arguments)
 
 
@@ -162,7 +165,7 @@ def kernel(
         like: see `equipoise.engines.rules`. What a chain does not use is not compiled.
     """
     loop = bound_loop(derivative, draw, shake, fetch, pull)
-    made = _on_disk(loop, f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage))
+    made = on_disk(loop, f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage))
     return cast(Loop, made)
 
 
@@ -184,24 +187,24 @@ def bound_loop(
     pull: Pull = pull_diagonal,
 ) -> FunctionType:
     """`run` with everything it leaves open, still to be compiled."""
-    return _bind(cast(FunctionType, run), derivative=derivative, draw=draw, shake=shake, fetch_ahead=fetch, pull=pull)
+    return bound(cast(FunctionType, run), derivative=derivative, draw=draw, shake=shake, fetch_ahead=fetch, pull=pull)
 
 
 @lru_cache(maxsize=1)
 def lifter() -> Callable[[Array, Lift, Array], None]:
     """Compile `lift_rows`, or load it."""
-    positions = _TYPES.Array(_TYPES.float64, 2, "A", readonly=True)
-    signature = _TYPES.void(positions, _lift_type(), _TYPES.float64[:, :])
-    made = _on_disk(_bind(cast(FunctionType, lift_rows)), "lift", signature)
+    positions = TYPES.Array(TYPES.float64, 2, "A", readonly=True)
+    signature = TYPES.void(positions, _lift_type(), TYPES.float64[:, :])
+    made = on_disk(bound(cast(FunctionType, lift_rows)), "lift", signature)
     return cast(Callable[[Array, Lift, Array], None], made)
 
 
 @lru_cache(maxsize=8)
 def foreseer(draw: Draw, shake: Shake) -> Callable[[Words, int, int, Urn, Words, Array, Words, int], int]:
     """Compile `foresee` for a way to draw and a noise, or load it."""
-    real, whole, words = _TYPES.float64[::1], _TYPES.int64, _TYPES.uint64[::1]
+    real, whole, words = TYPES.float64[::1], TYPES.int64, TYPES.uint64[::1]
     signature = whole(words, whole, whole, _urn_type(), words, real, words, whole)
-    made = _on_disk(_bind(cast(FunctionType, foresee), draw=draw, shake=shake), "foresee", signature)
+    made = on_disk(bound(cast(FunctionType, foresee), draw=draw, shake=shake), "foresee", signature)
     return cast(Callable[[Words, int, int, Urn, Words, Array, Words, int], int], made)
 
 
@@ -210,18 +213,18 @@ def foreteller(
     draw: Draw, shake: Shake
 ) -> Callable[[Words, int, Urn, NDArray[np.uint64], Array, NDArray[np.uint64]], None]:
     """Compile `foretell` for a way to draw and a noise, or load it."""
-    real, whole, word = _TYPES.float64[::1], _TYPES.int64, _TYPES.uint64
-    signature = _TYPES.void(word[::1], whole, _urn_type(), word[:, ::1], real, word[:, ::1])
-    made = _on_disk(_bind(cast(FunctionType, foretell), draw=draw, shake=shake), "foretell", signature)
+    real, whole, word = TYPES.float64[::1], TYPES.int64, TYPES.uint64
+    signature = TYPES.void(word[::1], whole, _urn_type(), word[:, ::1], real, word[:, ::1])
+    made = on_disk(bound(cast(FunctionType, foretell), draw=draw, shake=shake), "foretell", signature)
     return cast(Callable[[Words, int, Urn, NDArray[np.uint64], Array, NDArray[np.uint64]], None], made)
 
 
 @lru_cache(maxsize=8)
 def filler(draw: Draw, shake: Shake) -> Callable[[Words, int, Urn, NDArray[np.int32], NDArray[np.int32], Array], None]:
     """Compile `fill` for a way to draw and a noise, or load it."""
-    small = _TYPES.int32
-    arguments = _TYPES.uint64[::1], _TYPES.int64, _urn_type(), small[:, ::1], small[::1], _TYPES.float64[:, ::1]
-    made = _on_disk(_bind(cast(FunctionType, fill), draw=draw, shake=shake), "fill", _TYPES.void(*arguments))
+    small = TYPES.int32
+    arguments = TYPES.uint64[::1], TYPES.int64, _urn_type(), small[:, ::1], small[::1], TYPES.float64[:, ::1]
+    made = on_disk(bound(cast(FunctionType, fill), draw=draw, shake=shake), "fill", TYPES.void(*arguments))
     return cast(Callable[[Words, int, Urn, NDArray[np.int32], NDArray[np.int32], Array], None], made)
 
 
@@ -240,7 +243,7 @@ class _Dispatcher(Protocol):
     def disable_compile(self) -> None: ...
 
 
-def _on_disk(function: FunctionType, name: str, signature: object) -> _Dispatcher:
+def on_disk(function: FunctionType, name: str, signature: object) -> _Dispatcher:
     """Compile, or load what was compiled; without a cache that can be used, compile in memory and say so."""
     processor = cpu_target.target_context.codegen().magic_tuple()
     fields = [getattr(kind, "fields", ()) for kind in getattr(signature, "args", ())]

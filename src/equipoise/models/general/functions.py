@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, PyTree
 from equipoise.engines.jax.loop import Loss
 from equipoise.engines.jax.projection import Traced, Tree
 from equipoise.models.general.observing import Weighted, bare
@@ -31,6 +31,25 @@ DIRECTIONS = 16
 _Scalar = Callable[..., Traced]
 
 
+def _along(f: _Scalar, theta: Traced, v: Traced, *rest: Tree) -> Traced:
+    """The derivative of f(θ, *rest) along v."""
+    return jax.jvp(lambda t: f(t, *rest), (theta,), (v,))[1]
+
+
+def _over(f: Callable[[Traced], Traced], vectors: Traced, most: int) -> Traced:
+    """f of every vector, at most so many at a time."""
+    return jax.vmap(f)(vectors) if len(vectors) <= most else jax.lax.map(f, vectors, batch_size=most)
+
+
+def _hessian(f: _Scalar, most: int) -> _Scalar:
+    """∇²f, (D, D), by derivatives of its gradient along so many directions at a time."""
+
+    def found(theta: Traced, *rest: Tree) -> Traced:
+        return _over(lambda v: _along(jax.grad(f), theta, v, *rest), jnp.eye(theta.size, dtype=theta.dtype), most)
+
+    return found
+
+
 class Functions:
     """Compiled derivatives of a model's loss over a masked block of rows.
 
@@ -42,7 +61,7 @@ class Functions:
         with jax.enable_x64(True):
             frame = tuple(jnp.asarray(part) for part in structure.frame)
 
-        def row(theta: Traced, frame: Any, observation: Tree) -> Traced:
+        def row(theta: Traced, frame: PyTree, observation: Tree) -> Traced:
             value = loss(structure.shaped(embedded(theta, frame)), bare(observation))
             return observation.weight * value if isinstance(observation, Weighted) else value
 
@@ -55,47 +74,29 @@ class Functions:
         def slope(theta: Traced, frame: Tree, block: Tree, mask: Traced) -> Traced:
             return jax.grad(total)(theta, frame, block, mask)
 
-        def along(f: _Scalar, theta: Traced, v: Traced, *rest: Tree) -> Traced:
-            """The derivative of f(θ, *rest) along v."""
-            return jax.jvp(lambda t: f(t, *rest), (theta,), (v,))[1]
-
-        def over(f: Callable[[Traced], Traced], vectors: Traced, most: int = together) -> Traced:
-            """f of every vector, as many at a time as fit."""
-            if len(vectors) <= most:
-                return jax.vmap(f)(vectors)
-            return jax.lax.map(f, vectors, batch_size=most)
-
-        def hessian(f: _Scalar) -> _Scalar:
-            """∇²f, (D, D), by derivatives of its gradient."""
-
-            def found(theta: Traced, *rest: Tree) -> Traced:
-                return over(lambda v: along(jax.grad(f), theta, v, *rest), jnp.eye(theta.size, dtype=theta.dtype))
-
-            return found
-
         def third(theta: Traced, frame: Tree, observation: Tree) -> Traced:
             """∇³ℓ of a row, (D, D, D)."""
             unit = jnp.eye(theta.size, dtype=theta.dtype)
             most = max(1, together // theta.size)
-            return over(lambda v: along(hessian(row), theta, v, frame, observation), unit, most)
+            return _over(lambda v: _along(_hessian(row, together), theta, v, frame, observation), unit, most)
 
         def products(theta: Traced, frame: Tree, block: Tree, vectors: Traced) -> Traced:
             """∇²ℓ_n v of every row and vector."""
 
             def of_row(observation: Tree) -> Traced:
-                return over(lambda v: along(jax.grad(row), theta, v, frame, observation), vectors)
+                return _over(lambda v: _along(jax.grad(row), theta, v, frame, observation), vectors, together)
 
             return jax.vmap(of_row)(block)
 
         def product(theta: Traced, frame: Tree, block: Tree, mask: Traced, v: Traced) -> Traced:
             """Σ over rows of ∇²ℓ v."""
-            return along(slope, theta, v, frame, block, mask)
+            return _along(slope, theta, v, frame, block, mask)
 
         def bends(theta: Traced, frame: Tree, block: Tree, mask: Traced, vectors: Traced) -> Traced:
             """Σ over rows of ∇³ℓ[v, v, ·] for each v: second derivatives of the gradient along it."""
 
             def second(v: Traced) -> Traced:
-                return along(lambda t: product(t, frame, block, mask, v), theta, v)
+                return _along(lambda t: product(t, frame, block, mask, v), theta, v)
 
             return jax.lax.map(second, vectors, batch_size=min(DIRECTIONS, together))
 
@@ -110,22 +111,22 @@ class Functions:
             return lambda theta, *rest: made(theta, frame, *rest)
 
         self.row: _Scalar = lambda theta, observation: row(theta, frame, observation)
-        self._penalties(model, hessian)
+        self._penalties(model)
         quadratic = model.regularizer is None
         self.loss = Loss(row, self.penalty, quadratic and model.prior.absent, quadratic, structure.dim, frame)
         self.value = compiled(total)
         self.gradient = compiled(jax.value_and_grad(total))
-        self.hessian = compiled(hessian(total))
+        self.hessian = compiled(_hessian(total, together))
         self.product = compiled(product)
-        self.slopes = compiled(lambda t, frame, block, v: along(each, t, v, frame, block))
+        self.slopes = compiled(lambda t, frame, block, v: _along(each, t, v, frame, block))
         self.scores = compiled(jax.vmap(jax.grad(row), (None, None, 0)))
-        self.hessians = compiled(jax.vmap(hessian(row), (None, None, 0)))
+        self.hessians = compiled(jax.vmap(_hessian(row, together), (None, None, 0)))
         self.thirds = compiled(jax.vmap(third, (None, None, 0)))
         self.products = compiled(products)
         self.bends = compiled(bends)
         self.bend_gradient = compiled(bend_gradient)
 
-    def _penalties(self, model: Model, hessian: Callable[[_Scalar], _Scalar]) -> None:
+    def _penalties(self, model: Model) -> None:
         """Derivatives of the regulariser, which no row changes; of a parabola, none beyond the second."""
         structure, regularizer, dim = model.structure, model.regularizer, model.structure.dim
         prior = model.prior  # one that was given beside a regulariser is refused here
@@ -134,9 +135,9 @@ class Functions:
         else:
             self.penalty = lambda theta: regularizer(structure.unflatten(theta))
         self.penalty_gradient = jax.jit(jax.grad(self.penalty))
-        self.penalty_hessian = jax.jit(hessian(self.penalty))
+        self.penalty_hessian = jax.jit(_hessian(self.penalty, structure.together))
         self.penalty_product = jax.jit(lambda t, v: jax.jvp(jax.grad(self.penalty), (t,), (v,))[1])
-        third = jax.jit(jax.jacfwd(hessian(self.penalty)))
+        third = jax.jit(jax.jacfwd(_hessian(self.penalty, structure.together)))
         bends = jax.jit(
             lambda t, vectors: jax.lax.map(
                 lambda v: jax.jvp(lambda u: self.penalty_product(u, v), (t,), (v,))[1], vectors, batch_size=DIRECTIONS

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 from equipoise.checks import finite_array
-from equipoise.data.arrays import require_weights
 from equipoise.data.fields import Columns
 from equipoise.data.marks import marked
+from equipoise.data.numeric import require_weights
 from equipoise.data.observed import Observations
 from equipoise.data.observed import observations as beside
 from equipoise.data.scanned import Scan

@@ -41,8 +41,13 @@ class GeneralRowwise:
             padded = self.problem.padded(block, block.height)
             return np.array(self.problem.functions.hessians(self.theta, padded.rows))
 
+    @property
+    def observed(self) -> bool:
+        """Nothing is known of what the model expects."""
+        return True
+
     def information(self, block: Columns) -> Array:
-        """Σ J_n: the observed curvature, since nothing is known of what the model expects."""
+        """Σ J_n: the observed curvature."""
         return np.einsum("n,nij->ij", block.counts, self.curvatures(block))
 
     def inflated(self, block: Columns, vectors: Array, root: Array, power: float) -> Array:
