@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
 import numpy as np
@@ -177,6 +179,27 @@ def test_levels_written_out_must_cover_the_table(frame) -> None:
     made = eq.data.table(frame.assign(x=1.5), "y ~ C(np.floor(x)):k")
     with pytest.raises(eq.InvalidInput, match="coded by levels that include every value"):
         made.design.encode(frame.assign(x=2.5))
+
+
+def test_levels_must_cover_the_table_on_every_thread(frame) -> None:
+    """Python's filters of warnings belong to the process: threads that encode at the same time must not undo each other's."""
+    design = eq.data.table(frame.assign(x=1.5), "y ~ C(np.floor(x)):k").design
+    strange = frame.assign(x=2.5)
+
+    def refused(_: int) -> bool:
+        try:
+            design.encode(strange)
+        except eq.InvalidInput:
+            return True
+        return False
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(refused, range(160)))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_intervals_of_a_cut(frame) -> None:

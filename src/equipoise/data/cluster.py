@@ -6,7 +6,6 @@ are taken in the order of the parts, so that no bit depends on which worker made
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -222,9 +221,7 @@ class PartitionPart:
         from equipoise.data.frames import as_frame, picked
 
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Dask's own, of other libraries
-                frame = get_sync(self.recipe, self.key)
+            frame = get_sync(self.recipe, self.key)
         except InvalidInput:
             raise
         except Exception as error:  # whatever the recipe does

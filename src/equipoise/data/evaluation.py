@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from equipoise.checks import shown
 from equipoise.data.columns import Level
-from equipoise.data.formula import functions_in_sight
+from equipoise.data.formula import UnknownLevels, functions_in_sight, require_levels
 from equipoise.data.grammar import UserFunction
 from equipoise.data.stored import Learnt, thawed
 from equipoise.data.wording import brief
@@ -19,6 +19,7 @@ from equipoise.errors import InvalidInput
 if TYPE_CHECKING:
     import pandas as pd
     from formulaic import Formula, ModelMatrices, ModelMatrix, ModelSpec
+    from formulaic.materializers import FormulaMaterializer
 
 __all__ = ["as_numbers", "evaluated", "specified"]
 
@@ -50,14 +51,12 @@ def evaluated(
     InvalidInput
         If formulaic cannot apply it to the table.
     """
-    from formulaic.errors import DataMismatchWarning
-
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            # formulaic would code a value outside of the levels as if it were the first level
-            warnings.simplefilter("error", DataMismatchWarning)
-            return spec.get_model_matrix(frame, context=functions_in_sight(context), na_action="ignore")
-    except DataMismatchWarning as error:
+        with np.errstate(all="ignore"):
+            return _materializer()(frame, context=functions_in_sight(context)).get_model_matrix(
+                spec, na_action="ignore"
+            )
+    except UnknownLevels as error:
         raise InvalidInput(
             "formula", "coded by levels that include every value of the table", _reason(formula, error),
             "add the levels, or recode or drop those rows",
@@ -66,6 +65,24 @@ def evaluated(
         raise InvalidInput(
             "formula", "applicable to the table", _reason(formula, error), "correct the formula or the table"
         ) from error
+
+
+@cache
+def _materializer() -> type[FormulaMaterializer]:
+    """formulaic's own, which would code a value outside of the levels as if it were the first level, made to refuse it."""
+    from formulaic.materializers import PandasMaterializer
+    from interface_meta import override
+
+    class Strict(PandasMaterializer):  # type: ignore[misc]  # formulaic has no types
+        @override
+        def _encode_categorical(
+            self, values: Any, metadata: Any, encoder_state: dict[str, Any], spec: ModelSpec, drop_rows: Sequence[int],
+            reduced_rank: bool = False,
+        ) -> Any:  # fmt: skip
+            require_levels(values, encoder_state.get("categories"))
+            return super()._encode_categorical(values, metadata, encoder_state, spec, drop_rows, reduced_rank)
+
+    return Strict
 
 
 def _reason(formula: str, error: BaseException) -> str:

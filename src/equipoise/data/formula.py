@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
 import numpy as np
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from formulaic import Formula
     from formulaic.parser.types import Factor, Token
 
-__all__ = ["Reading", "functions_in_sight", "parsed", "read", "require_room"]
+__all__ = ["Reading", "UnknownLevels", "functions_in_sight", "parsed", "read", "require_levels", "require_room"]
 
 _NUMBER = re.compile(r"\d+\.?\d*|\.\d+", re.ASCII)
 _SYMBOLS = re.compile(r"\*\*|[~+\-*/:^]")
@@ -72,16 +72,45 @@ class Reading:
 
 def functions_in_sight(context: Mapping[str, UserFunction]) -> dict[str, UserFunction]:
     """What an evaluated formula sees beside the table and formulaic's transforms."""
+    from formulaic.materializers.types import FactorValues
     from formulaic.transforms import C
 
-    def coded(data: object, *arguments: object, **options: object) -> object:
+    def coded(data: object, *arguments: Any, **options: Any) -> object:
         import pandas as pd
 
         if len(pd.unique(np.asarray(data))) > LIMITS.levels:
             raise ValueError(f"C() of more than {LIMITS.levels} levels")
-        return C(data, *arguments, **options)
+        made = C(data, *arguments, **options)
+        encoder = made.__formulaic_metadata__.encoder
+
+        def strict(values: object, *rest: Any, encoder_state: dict[str, Any], **named: Any) -> object:
+            levels = options.get("levels")
+            require_levels(values, encoder_state.get("categories") if levels is None else levels)
+            return encoder(values, *rest, encoder_state=encoder_state, **named)
+
+        return FactorValues(made, encoder=strict)
 
     return {**SHIPPED, "C": coded, **context}
+
+
+class UnknownLevels(ValueError):
+    """Values of a table that its levels, learnt or written out, do not include."""
+
+
+def require_levels(values: object, levels: Iterable[object] | None) -> None:
+    """Refuse values outside of the levels, if there are any yet.
+
+    formulaic warns of them; what becomes of a warning is up to the whole process and not safe to change where threads read.
+    """
+    import pandas as pd
+
+    outside = (
+        set()
+        if levels is None
+        else set(pd.unique(pd.Series(getattr(values, "__wrapped__", values)))).difference(levels)
+    )
+    if outside:
+        raise UnknownLevels(f"{outside} outside of the levels")
 
 
 def read(text: object, context: Mapping[str, UserFunction]) -> Reading:
