@@ -47,6 +47,11 @@ def readings(monkeypatch):
     return found
 
 
+def _model(name):
+    robust = {"huber": eq.Huber(), "student": eq.StudentT()}
+    return eq.glm("gaussian", divergence=robust[name]) if name in robust else eq.glm(name)
+
+
 @pytest.mark.parametrize(
     ("response", "family", "target", "clusters", "most"),
     [
@@ -57,11 +62,15 @@ def readings(monkeypatch):
         ("level", "gaussian", "posterior", None, 6),
         ("size", "gamma", "CRV3", "firm", 8),
         ("count", "negative-binomial", "CRV1", "firm", 8),
+        ("count", "negative-binomial", "HC3", None, 8),
+        ("size", "gamma", "HC2", None, 8),
+        ("level", "huber", "HC3", None, 8),
+        ("level", "student", "HC2", None, 8),
     ],
 )
 def test_a_plan_reads_the_files_at_most_eight_times(response, family, target, clusters, most, folder, readings) -> None:
     source = eq.data.scan(folder, f"{response} ~ a + b + g", clusters=clusters)
-    plan = eq.plan(eq.glm(family), source, target=target)
+    plan = eq.plan(_model(family), source, target=target)
     assert set(readings.values()) == {readings.most_common(1)[0][1]}
     assert readings.total() / N <= most
     assert source.passes == pytest.approx(readings.total() / N)

@@ -17,7 +17,7 @@ from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput
 from equipoise.models.clustered import ClusterSums
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Problem
-from equipoise.models.robust import CLUSTERED, KINDS, covariance
+from equipoise.models.robust import CLUSTERED, KINDS, Information, covariance
 from equipoise.models.verbs import moments as take_moments
 from equipoise.theory.moments import Moments
 from equipoise.theory.targets import TARGETS, target_matrix
@@ -49,7 +49,12 @@ def require_marks_used(target: Target, reading: Reading) -> None:
 
 
 def aimed(
-    problem: Problem, whole: Moments | None, found: Moments, target: Target, aim: Aim, known: ClusterSums | None = None
+    problem: Problem,
+    whole: Moments | None,
+    found: Moments,
+    target: Target,
+    aim: Aim,
+    known: ClusterSums | Information | None = None,
 ) -> Covariance:
     """The target of a run, checked to be one that a chain can have.
 
@@ -62,7 +67,7 @@ def aimed(
     target, aim
         What was asked for.
     known
-        The sums by cluster that were made with the moments, if any.
+        The sums that were made with the moments, if any.
 
     Raises
     ------

@@ -23,7 +23,7 @@ from equipoise.models.binding import bind, checked
 from equipoise.models.clustered import ClusterSums
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Model, Problem
-from equipoise.models.robust import KINDS, moments_for
+from equipoise.models.robust import KINDS, Information, moments_for
 from equipoise.models.verbs import moments, require_matrices
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
@@ -363,7 +363,7 @@ def _identified(problem: Problem, fitted: Fit) -> tuple[Problem, Fit]:
 
 def _moments(
     problem: Problem, fitted: Fit, target: Target, tuning_rows: int | None, seed: int
-) -> tuple[Moments, ClusterSums | None]:
+) -> tuple[Moments, ClusterSums | Information | None]:
     """Moments at a fit, and what was added up beside them for the target, if anything was."""
     if tuning_rows is None:
         return moments_for(problem, fitted, target)

@@ -11,7 +11,7 @@ from equipoise.calibration.candidates import Candidate
 from equipoise.data.scanned import Scan
 from equipoise.engines.pooling import pool_bytes, pools_needed
 from equipoise.models.problem import Problem
-from equipoise.models.robust import clustered_with_moments
+from equipoise.models.robust import summed_with_moments
 
 if TYPE_CHECKING:
     from equipoise.calibration.options import Moves
@@ -20,8 +20,8 @@ __all__ = ["Reads", "expected_passes", "reads_of", "with_reading"]
 
 # Passes that a fit takes from the minimum of a sample, of squared loss and of others.
 _SQUARED, _OTHERS = 2, 3
-# Further ones for a target: two for leverages, one for sums over time, or by cluster where those do not go with the moments.
-_TARGETS = {"HC2": 2, "HC3": 2, "CRV1": 1, "CRV3": 1, "HAC": 1}
+# Targets that take a pass of their own: scores over leverages or over time, by cluster where that does not go with the moments.
+_ALWAYS, _APART = ("HC2", "HC3", "HAC"), ("CRV1", "CRV3")
 _GIGA = 1e9
 
 
@@ -65,8 +65,8 @@ class Reads:
 def expected_passes(problem: Problem, target: object, moves: Moves) -> float:
     """How many passes over files come before the first step; constants and heavy tails may take one or two more."""
     fit = _SQUARED if problem.quadratic else _OTHERS
-    together = clustered_with_moments(problem, target)
-    aim = _TARGETS.get(target, 0) if isinstance(target, str) and not together else 0
+    kind = target if isinstance(target, str) else ""
+    aim = kind in _ALWAYS or (kind in _APART and not summed_with_moments(problem, kind))
     bare = moves.chosen in ("sgmcmc", "gaussian") and moves.proxy != "dq-exact"
     return float(fit + 1 + aim + (0 if bare else 1))
 

@@ -2,8 +2,9 @@
 
     ∇L(θ, s) = 0,    s = the scale of the residuals at θ
 
-Each pass gives both sides at one point, and how the scale moves with θ. Newton's method needs besides how slopes move with the
-scale, which a sample tells, and better so what is left of them after a step (Broyden).
+Each pass gives both sides at one point, and the rows around the median of the residuals' sizes, which tell it close by with
+every corner. Newton's method needs besides how slopes move with the scale, which a sample tells, and better so what is left of
+them after a step (Broyden).
 
 References
 ----------
@@ -20,6 +21,7 @@ from equipoise.fitting.certificate import Fit, converged, require_residuals
 from equipoise.fitting.maps import newton_map
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Yardstick
+from equipoise.models.residuals import Scale
 
 __all__ = ["settled_together"]
 
@@ -27,6 +29,7 @@ _APART = 1e-4  # logarithms of the scale between which a sample's slopes are com
 _UNSEEN = 1e-9  # standard errors that a step taken unseen may leave
 _AGREED = 5e-9  # relative change of the scale, below which neither it nor the loss need be seen again
 _NEAR = 0.1  # standard deviations: after shorter steps the slopes that are left are no curvature
+_ROUNDS, _EXACT = 50, 1e-15  # in which a move of the scale is found, and the last change of it
 _FURTHER = 4.0  # times the last step: a step of this length leads nowhere
 
 
@@ -42,23 +45,21 @@ def settled_together(
     """
     assert start.constant is not None
     theta, log, last = start.theta, float(np.log(start.constant)), np.inf
-    (fall, bend), move, step, before = _moving(part, theta, log), 0.0, np.zeros(theta.size), 0.0
+    (fall, bend), move = _moving(part, theta, log), 0.0
     unseen = _UNSEEN * yard.spread
     for iteration in range(1, max_iterations + 1):
-        here, wanted, slope = problem.at_constant(float(np.exp(log))).derivatives_and_scale(theta)
-        gap, lead, newton = float(np.log(wanted)) - log, slope / wanted, newton_map(problem, here.hessian)
+        here, scale = problem.at_constant(float(np.exp(log))).derivatives_and_scale(theta)
+        newton = newton_map(problem, here.hessian)
         if last < _NEAR and move:
-            # what Newton's step left is what was wrong: with how slopes move with the scale, and that with θ
-            bend = bend + here.gradient / move
-            lead = _agreeing(lead, here.hessian, step, float(np.log(wanted)) - before)
+            bend = bend + here.gradient / move  # what Newton's step left is what was wrong with it
         straight, aside = newton.step(here.gradient), newton.step(bend)
-        move = (gap + float(lead @ straight)) / (1.0 - float(lead @ aside))
+        move = _agreed_move(scale, log, straight, aside)
         step = straight + move * aside
         size = float(np.sqrt(problem.n * max(0.0, float(step @ here.hessian @ step))))
         if not size < _FURTHER * last:
             raise FitFailed("parameters and scale do not settle on each other. To fix: pass scale=.")
         left = size * min(1.0, size / last) if np.isfinite(last) else size
-        theta, log, last, before = theta + step, log + move, size, float(np.log(wanted))
+        theta, log, last = theta + step, log + move, size
         if left <= unseen and abs(move) <= _AGREED:
             require_residuals(problem, yard.spread > 10.0 * yard.rounding)
             constant = float(np.exp(log))
@@ -68,10 +69,17 @@ def settled_together(
     raise FitFailed("parameters and scale did not settle on each other. To fix: pass scale=, or raise max_iterations.")
 
 
-def _agreeing(lead: Array, hessian: Array, step: Array, change: float) -> Array:
-    """How the scale's logarithm moves with θ, altered by as little as agrees with the last step: a median has corners."""
-    image = hessian @ step
-    return lead + image * ((change - float(lead @ step)) / max(float(step @ image), np.finfo(np.float64).tiny))
+def _agreed_move(scale: Scale, log: float, straight: Array, aside: Array) -> float:
+    """How far the scale's logarithm moves for a step `straight` + move · `aside` to have residuals of that scale."""
+    lead = scale.slope / scale.value
+    move, gain = 0.0, 1.0 - float(lead @ aside)
+    for _ in range(_ROUNDS):
+        wanted = scale.after(straight + move * aside)
+        change = (np.log(wanted) - log - move) / gain if wanted > 0.0 else 0.0
+        move += change
+        if abs(change) <= _EXACT:
+            break
+    return move
 
 
 def _moving(part: LinearProblem, theta: Array, log: float) -> tuple[float, Array]:

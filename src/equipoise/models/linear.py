@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -34,7 +35,7 @@ from equipoise.models.passes import (
 from equipoise.models.problem import Derivatives
 from equipoise.models.products import DiagonalPass, ProductPass
 from equipoise.models.profile import profiled
-from equipoise.models.residuals import ResidualPass, median_residual, middle_pass
+from equipoise.models.residuals import MiddlePass, ResidualPass, Scale, middle_pass, robust_scale
 from equipoise.models.rowwise import LinearRowwise, StackedPass, StackedSums
 from equipoise.theory.bounds import BoundConstants
 from equipoise.theory.moments import Moments
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from equipoise.theory.tuning import Tuning
 
 __all__ = ["LinearProblem"]
-
-_NORMAL_MEDIAN = 0.6744897501960817  # median of |z| for a standard normal z
 
 
 @dataclass(frozen=True, repr=False)
@@ -115,7 +114,7 @@ class LinearProblem(Card):
         if self.model.family.parameter != "scale":
             return self.at_constant(profiled(self.model.family.name, self.source, theta))
         if self.model.divergence is not None:
-            scale = median_residual(self.source, theta) / _NORMAL_MEDIAN
+            scale = robust_scale(self.source, theta)
         else:
             square = self.source.reduce(ResidualPass(theta)).square
             scale = float(np.sqrt(square / max(1, self.source.n - self.dim)))
@@ -226,12 +225,15 @@ class LinearProblem(Card):
         """L, ∇L and ∇²L up to `order`, reading the rows once."""
         return self._derivatives(self.source.reduce(LossPass(self.model, theta, order)), theta, order)
 
-    def derivatives_and_scale(self, theta: Array) -> tuple[Derivatives, float, Array]:
-        """L, ∇L and ∇²L with the scale as it is, the robust one of the residuals at θ and its slope, reading the rows once."""
-        middle = middle_pass(self.source, theta)
+    def derivatives_and_scale(self, theta: Array) -> tuple[Derivatives, Scale]:
+        """L, ∇L and ∇²L with the scale as it is, and the robust one of the residuals at θ, reading the rows once."""
+        middle = middle_pass(self.source, theta, self.constant)
         both = self.source.reduce(Both(LossPass(self.model, theta, 2), middle))
-        median = both.second.median() or median_residual(self.source, theta)
-        return self._derivatives(both.first, theta, 2), median / _NORMAL_MEDIAN, both.second.slope() / _NORMAL_MEDIAN
+        scale = Scale.of(both.second, middle.window)
+        if scale is None:
+            scale = Scale.of(self.source.reduce(MiddlePass(theta, window=middle.window)), middle.window)
+            assert scale is not None  # between zero and infinity lie all
+        return self._derivatives(both.first, theta, 2), scale
 
     def _derivatives(self, sums: LossSums, theta: Array, order: int) -> Derivatives:
         n, away = self.source.n, theta - self.mean
@@ -280,15 +282,18 @@ class LinearProblem(Card):
     def _moment_sums(
         self, model: GLM, theta: Array, beside: Beside | None
     ) -> tuple[MomentSums, StackedSums | None, Any]:
-        """Those of the moments, and in the same pass what an estimated constant adds to them, or what is asked for beside."""
-        plain = MomentPass(model, theta)
+        """Those of the moments, and in the same pass what an estimated constant adds to them and what is asked for beside."""
+        f: Callable[[Rows], Any] = MomentPass(model, theta)
+        if self.free:
+            f = Both(f, StackedPass(LinearRowwise(model, theta)))
+        source, width = self.source, None
         if beside is not None:
-            both = beside.source.reduce(Both(plain, beside.f), beside.width)
-            return both.first, None, both.second
-        if not self.free:
-            return self.source.reduce(plain), None, None
-        both = self.source.reduce(Both(plain, StackedPass(LinearRowwise(model, theta))))
-        return both.first, both.second, None
+            f, source, width = Both(f, beside.f), beside.source, beside.width
+        found, others = source.reduce(f, width), None
+        if beside is not None:
+            found, others = found
+        sums, stacked = found if self.free else (found, None)
+        return sums, stacked, others
 
     def curvature(self, theta: Array) -> LinearCurvature:
         """The operator behind K at θ."""

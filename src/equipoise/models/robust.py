@@ -22,7 +22,9 @@ from equipoise.models.binding import verb
 from equipoise.models.clustered import ClusterSums, cluster_pass, clustered
 from equipoise.models.covariance import Covariance, left, pulled
 from equipoise.models.linear import LinearProblem
+from equipoise.models.passes import Beside
 from equipoise.models.problem import Block, Problem, Rowwise
+from equipoise.models.rowwise import LinearRowwise
 from equipoise.models.verbs import moments as take_moments
 from equipoise.models.verbs import settle
 from equipoise.theory.moments import Moments
@@ -33,11 +35,12 @@ __all__ = [
     "KINDS",
     "PLAIN",
     "Covariance",
-    "clustered_with_moments",
+    "Information",
     "covariance",
     "from_moments",
     "moments_for",
     "robust",
+    "summed_with_moments",
 ]
 
 CLUSTERED = ("CRV1", "CRV3")
@@ -126,11 +129,11 @@ def covariance(
     time: object = None,
     lags: int | None = None,
     small_sample: bool | str = True,
-    known: ClusterSums | None = None,
+    known: ClusterSums | Information | None = None,
 ) -> Covariance:
     """A covariance by name, with where it comes from; `moments` are those of all rows at the estimate.
 
-    `known` are its sums by cluster, where `moments_for` made them.
+    `known` are sums that it needs, where `moments_for` made them.
 
     Raises
     ------
@@ -147,29 +150,37 @@ def covariance(
     here = problem.marked(clusters, time)
     rowwise = here.rowwise(moments.params, along)
     if kind in _POWER:
-        return Covariance(pulled(moments, _leveraged(here, rowwise, moments, _POWER[kind])), kind, df=df)
+        information = known if isinstance(known, Information) else None
+        return Covariance(pulled(moments, _leveraged(here, rowwise, moments, _POWER[kind], information)), kind, df=df)
     if kind == "HAC":
         lags = int(4.0 * (n / 100.0) ** (2.0 / 9.0)) if lags is None else whole("lags", lags, 0, "leave it out")
         return Covariance(pulled(moments, _smoothed(here, rowwise, moments, lags)), kind, lags=lags)
-    return clustered(here, rowwise, moments, kind, small_sample, known)
+    return clustered(here, rowwise, moments, kind, small_sample, None if isinstance(known, Information) else known)
 
 
-def clustered_with_moments(problem: Problem, kind: object) -> bool:
-    """Whether sums by cluster are made in the same reading of files as the moments."""
-    linear = isinstance(problem, LinearProblem) and not problem.free and not problem.source.in_memory
-    return linear and isinstance(kind, str) and kind in CLUSTERED
+def summed_with_moments(problem: Problem, kind: object) -> bool:
+    """Whether sums that a kind needs, by cluster or of the information, are made in the same reading of files as the moments.
 
-
-def moments_for(problem: Problem, params: object, kind: object) -> tuple[Moments, ClusterSums | None]:
-    """Moments at a fit and, where rows are read from files, in the same reading the sums by cluster of a kind that has them.
-
-    There are none where the scores depend on moments, as those beside an estimated shape do.
+    They are not where they depend on moments, as scores beside an estimated shape do.
     """
+    if not isinstance(problem, LinearProblem) or problem.source.in_memory or not isinstance(kind, str):
+        return False
+    if kind in _POWER:
+        return not LinearRowwise(problem.model, problem.mean).observed
+    return kind in CLUSTERED and not problem.free
+
+
+def moments_for(problem: Problem, params: object, kind: object) -> tuple[Moments, ClusterSums | Information | None]:
+    """Moments at a fit and, where rows are read from files, in the same reading the sums that a kind needs besides."""
     here, values = settle(problem, params)
-    if not clustered_with_moments(here, kind) or not isinstance(here, LinearProblem):
+    if not summed_with_moments(here, kind) or not isinstance(here, LinearProblem):
         return take_moments(problem, params), None
     theta = here.flatten(values)
-    beside = cluster_pass(here.marked(), here.rowwise(theta), str(kind))
+    rowwise = LinearRowwise(here.settled(theta).model, theta)
+    if kind in _POWER:
+        beside = Beside(here.source, _InformationPass(rowwise), len(theta) ** 2)
+    else:
+        beside = cluster_pass(here.marked(), rowwise, str(kind))
     found, sums = here.moments_beside(theta, beside)
     return replace(found, loss=here.model.title.name), sums
 
@@ -206,15 +217,21 @@ class _Matrix(NamedTuple):
     total: Array
 
 
+class Information(NamedTuple):
+    """Σ w E[ℓ''] x xᵀ, which leverages are shares of."""
+
+    total: Array
+
+
 @dataclass(frozen=True)
 class _InformationPass:
     """Σ of the information that leverages are shares of."""
 
     rowwise: Rowwise
 
-    def __call__(self, block: Block) -> _Matrix:
+    def __call__(self, block: Block) -> Information:
         """The sum over one block."""
-        return _Matrix(self.rowwise.information(block))
+        return Information(self.rowwise.information(block))
 
 
 @dataclass(frozen=True)
@@ -232,12 +249,13 @@ class _LeveragedPass:
         return _Matrix((scores * self.rowwise.counts(block)[:, None]).T @ scores)
 
 
-def _leveraged(problem: Problem, rowwise: Rowwise, moments: Moments, power: float) -> Array:
+def _leveraged(problem: Problem, rowwise: Rowwise, moments: Moments, power: float, known: Information | None) -> Array:
     width = moments.dim**2
     if rowwise.observed:
         information = problem.source.n * moments.loss_hessian
     else:
-        information = symmetric(problem.source.reduce(_InformationPass(rowwise), width).total)
+        known = known or problem.source.reduce(_InformationPass(rowwise), width)
+        information = symmetric(known.total)
     total = information + moments.n * (moments.hessian - moments.loss_hessian)
     root = np.linalg.inv(np.linalg.cholesky(total)).T
     return symmetric(problem.source.reduce(_LeveragedPass(rowwise, moments.mean_score, root, power), width).total)
