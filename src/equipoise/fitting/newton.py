@@ -123,8 +123,8 @@ def minimise(
     keep = rough is not None
     with np.errstate(over="ignore", invalid="ignore"):
         newton = newton if rough is None else rough.newton
-        here = problem.derivatives(start, 2 if newton is None else 1)
-        newton = newton or newton_map(problem, here.hessian)
+        here = problem.derivatives(start, 1 if newton is not None and problem.source.in_memory else 2)
+        newton = newton_map(problem, here.hessian) if here.hessian.size else newton
         place = _placed(problem, start, here, newton, None, None if rough is None else rough.yardstick)
         if rough is not None and place.norm > np.sqrt(problem.n) * rough.yardstick.spread:
             raise FitFailed("the sample's minimiser is no better than any other start. To fix: start elsewhere.")

@@ -19,14 +19,12 @@ from equipoise.linalg import added_form, form_times, in_fixed_order, symmetric
 from equipoise.models.bounding import BoundPass
 from equipoise.models.joint import JointProblem
 from equipoise.models.layout import FlatLayout
-from equipoise.models.linear_curvature import LinearCurvature
+from equipoise.models.linear_curvature import LinearCurvature, leveraging
 from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
     Beside,
     Both,
-    LeveragePass,
     LeverageWeight,
-    Leveraging,
     LossPass,
     LossSums,
     MomentPass,
@@ -275,9 +273,10 @@ class LinearProblem(Card):
             noise_ratio=sums.square / sums.second,
             names=self.names,
             constant=here.constant,
-            curvature=LinearCurvature(here, theta, stacked=stacked),
         )
-        return found, others
+        absolute = sums.absolute if sums.absolute.size else None
+        curvature = LinearCurvature(here, theta, stacked=stacked, absolute=absolute)
+        return replace(found, curvature=curvature.foreseeing(found.hessian, J)), others
 
     def _moment_sums(
         self, model: GLM, theta: Array, beside: Beside | None
@@ -298,16 +297,6 @@ class LinearProblem(Card):
     def curvature(self, theta: Array) -> LinearCurvature:
         """The operator behind K at θ."""
         return LinearCurvature(self.settled(theta), theta)
-
-    def leveraging(self, theta: Array, inverse: Array, hessian: Array) -> Leveraging:
-        """How its rows are drawn by leverage around θ, given H⁻¹ and J."""
-        root = np.linalg.cholesky(symmetric(inverse)).astype(np.float64)
-        if self.model.divergence is None:
-            # no second derivative is negative, so that the mean leverage is tr(H⁻¹J)
-            return Leveraging(root, float(np.sum(inverse * hessian)))
-        here = self.settled(theta)
-        sums = self.source.reduce(LeveragePass(here.model, theta, root))
-        return Leveraging(root, sums.leverage / self.source.n)
 
     def bound_constants(self, theta: Array, radius: float | None) -> BoundConstants:
         """The constants of theory §8 for the losses ℓ_n + R/N, so that their scores average to zero at the minimiser."""
@@ -377,8 +366,11 @@ class LinearProblem(Card):
 
     def _leverage(self, theta: Array, moments: Moments) -> LeverageWeight:
         """How its rows are drawn by leverage around θ, as the moments of a tuning have it."""
+        operator = moments.curvature
+        known = isinstance(operator, LinearCurvature) and operator.problem.source is self.source
+        absolute = cast(LinearCurvature, operator).absolute if known else None
         inverse = np.linalg.inv(moments.hessian).astype(np.float64)
-        return LeverageWeight(self.model, theta, self.leveraging(theta, inverse, moments.loss_hessian))
+        return LeverageWeight(self.model, theta, leveraging(self, theta, inverse, moments.loss_hessian, absolute))
 
     @in_fixed_order
     def _emphasis(self, weight: LeverageWeight) -> Array:

@@ -12,6 +12,10 @@ from equipoise.data.arrays import Rows
 from equipoise.files import available_memory
 from equipoise.linalg import Sums, symmetric
 from equipoise.models.passes import (
+    AbsolutePass,
+    Both,
+    CorePass,
+    CoreSums,
     CrossPass,
     CurvaturePass,
     CurvatureSums,
@@ -28,11 +32,14 @@ from equipoise.theory.expansion import RankOneExpansion, expanded_rows
 if TYPE_CHECKING:
     from equipoise.models.linear import LinearProblem
 
-__all__ = ["LinearCurvature"]
+__all__ = ["LinearCurvature", "leveraging"]
 
 _TURNED = 512  # columns from which on rows are brought into other coordinates
 _ROWS_TURNED = 20  # rows a column up to which they are
 _SHARE = 0.25  # of the memory at hand that their copy may take
+_LOT = 1 << 15  # rows that tell how large v is
+_CORE, _EVEN = 1 << 15, 1 << 13  # rows that are kept to stand for all: by their v, and alike at the least
+_HALVINGS = 40  # in which a size is found
 _ALIKE = 0.1  # by how much the mean (h xᵀSx)⁴ of a sample may differ from that of all rows
 
 
@@ -40,15 +47,27 @@ _ALIKE = 0.1  # by how much the mean (h xᵀSx)⁴ of a sample may differ from t
 class LinearCurvature:
     """Curvature of a linear-predictor loss: J_n = h_n x_n x_nᵀ, third derivative t_n x_n ⊗ x_n ⊗ x_n.
 
-    One pass gives both averages against a matrix, and the last ones are kept: a law asks for one after the other. `stacked`
-    are sums that the pass of the moments made besides.
+    One pass gives both averages against a matrix, and the last ones are kept: a law asks for one after the other.
+
+    Attributes
+    ----------
+    problem, theta
+        Of which loss, and where.
+    leverage
+        How rows are drawn; None for all alike.
+    stacked, absolute
+        Sums that the pass of the moments made besides: those of an estimated constant, and Σ |h| x xᵀ.
+    other
+        A rule by leverages whose sums are made in the same passes, where these are what costs.
     """
 
     problem: LinearProblem
     theta: Array
     leverage: Leveraging | None = None
     stacked: StackedSums | None = None
-    _last: dict[bytes, CurvatureSums] = field(default_factory=dict, repr=False, compare=False)
+    absolute: Array | None = None
+    other: Leveraging | None = None
+    _last: dict[bytes, tuple[CurvatureSums, CoreSums | None]] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def travels(self) -> bool:
@@ -57,11 +76,11 @@ class LinearCurvature:
 
     def quadratic(self, S: Array) -> Array:
         """mean h_n² (x_nᵀ S x_n) x_n x_nᵀ."""
-        return symmetric(self._sums(S).quadratic) / self.problem.source.n
+        return symmetric(self._sums(S)[0].quadratic[self._rule]) / self.problem.source.n
 
     def third(self, S: Array) -> Array:
         """mean t_n (x_nᵀ S x_n) x_n."""
-        return self._sums(S).third / self.problem.source.n
+        return self._sums(S)[0].third / self.problem.source.n
 
     def third_along(self, vectors: Array) -> Array:
         """mean t_n (x_nᵀv)² x_n."""
@@ -91,10 +110,32 @@ class LinearCurvature:
         return LinearCurvature(self.problem.subsample(min(count, source.n), seed=None), self.theta, self.leverage)
 
     def representative(self, count: int, S: Array) -> LinearCurvature:
-        """The same of so many rows, where they have the mean (h_n x_nᵀSx_n)⁴ of all: then no other stands out."""
-        some = self.sampled(count)
-        whole, part = (c._sums(S).fourth / c.problem.source.n for c in (self, some))
-        return some if abs(part - whole) <= _ALIKE * whole else self
+        """The same of so many rows, where they have the mean (h_n x_nᵀSx_n)⁴ of all: then no other stands out.
+
+        If those drawn alike do not have it, those of large h_n x_nᵀSx_n and some of the others may.
+        """
+        some, whole = self.sampled(count), self._fourth(S)
+        if some is not self and abs(some._fourth(S) - whole) > _ALIKE * whole:
+            core = self._sums(S)[1] or self.problem.source.reduce(self._core_pass(*_rooted(S)))
+            some = LinearCurvature(
+                replace(self.problem, source=core.rows(self.problem.source)), self.theta, self.leverage
+            )
+        return some if abs(some._fourth(S) - whole) <= _ALIKE * whole else self
+
+    def _fourth(self, S: Array) -> float:
+        return float(self._sums(S)[0].fourth[self._rule]) / self.problem.source.n
+
+    def _core_pass(self, matrix: Array, root: Array | None) -> CorePass:
+        """The pass that keeps about `_CORE` rows, by what a sample tells of their sizes."""
+        n, model = self.problem.source.n, self.problem.model
+        every = CorePass(model, self.theta, matrix, root, 1.0, 0.0)
+        v = np.concatenate([every.sizes(rows) for rows in self.sampled(_LOT).problem.source.blocks()])
+        low, high = 0.0, float(v.max()) or 1.0
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            kept = n * float(np.mean(np.minimum((v / middle) ** 2, 1.0)))
+            low, high = (middle, high) if kept > _CORE else (low, middle)
+        return replace(every, large=high, floor=_EVEN / n)
 
     def scatter(self) -> Array:
         """mean g_n² x_n x_nᵀ."""
@@ -108,8 +149,20 @@ class LinearCurvature:
 
     def leveraged(self, inverse: Array, hessian: Array) -> LinearCurvature:
         """The same for rows drawn by leverage."""
-        leverage = self.problem.leveraging(self.theta, inverse, hessian)
+        leverage = leveraging(self.problem, self.theta, inverse, hessian, self.absolute)
+        if self.other is not None and np.array_equal(leverage.root, self.other.root):
+            return replace(self, leverage=self.other)
         return LinearCurvature(self.problem, self.theta, leverage)
+
+    def foreseeing(self, hessian: Array, loss_hessian: Array) -> LinearCurvature:
+        """The same, with rows drawn by leverage in mind where a further pass for them would cost as much, given H and J."""
+        if self.problem.source.in_memory:
+            return self
+        try:
+            inverse = np.linalg.inv(hessian).astype(np.float64)
+            return replace(self, other=leveraging(self.problem, self.theta, inverse, loss_hessian, self.absolute))
+        except np.linalg.LinAlgError:
+            return self
 
     def turned(self, basis: Array, dual: Array) -> LinearCurvature | None:
         """The same in z, θ = basis · z: of many columns in memory, and not too many rows, which are copied."""
@@ -121,10 +174,44 @@ class LinearCurvature:
         rows = replace(source, x=source.x @ basis)
         return LinearCurvature(replace(self.problem, source=rows), dual @ self.theta)
 
-    def _sums(self, S: Array) -> CurvatureSums:
+    @property
+    def _rule(self) -> int:
+        """Which of the rules that passes are made for is its own."""
+        return int(self.leverage is not None and self.other is not None)
+
+    def _sums(self, S: Array) -> tuple[CurvatureSums, CoreSums | None]:
+        """The sums against S, and rows that stand for all where a further pass would cost as much."""
         key = S.tobytes()
         if key not in self._last:
-            sums = self.problem.source.reduce(CurvaturePass.at(self.problem.model, self.theta, S, self.leverage))
+            source, (matrix, root) = self.problem.source, _rooted(S)
+            rules = (self.leverage,) if self.other is None else (None, self.other)
+            f = CurvaturePass(self.problem.model, self.theta, matrix, root, rules)
             self._last.clear()
-            self._last[key] = sums
+            if source.in_memory or source.n <= _LOT:
+                self._last[key] = source.reduce(f), None
+            else:
+                both = source.reduce(Both(f, self._core_pass(matrix, root)))
+                self._last[key] = both.first, both.second
         return self._last[key]
+
+
+def leveraging(
+    problem: LinearProblem, theta: Array, inverse: Array, hessian: Array, absolute: Array | None
+) -> Leveraging:
+    """How rows are drawn by leverage around θ, given H⁻¹ and J; and Σ |h| x xᵀ, if that is known."""
+    root = np.linalg.cholesky(symmetric(inverse)).astype(np.float64)
+    if problem.model.divergence is None:
+        # no second derivative is negative, so that the mean leverage is tr(H⁻¹J)
+        return Leveraging(root, float(np.sum(inverse * hessian)))
+    if absolute is None:
+        absolute = problem.source.reduce(AbsolutePass(problem.settled(theta).model, theta)).absolute
+    return Leveraging(root, float(np.sum(inverse * symmetric(absolute))) / problem.source.n)
+
+
+def _rooted(S: Array) -> tuple[Array, Array | None]:
+    """S and its Cholesky root, where there is one: with it no form is negative by rounding."""
+    S = symmetric(S)
+    try:
+        return S, np.linalg.cholesky(S).astype(np.float64)
+    except np.linalg.LinAlgError:
+        return S, None

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
-from equipoise.linalg import Sums, symmetric, times_lower
+from equipoise.linalg import Sums, times_lower
 from equipoise.models.sums import counted, derivatives, forms, gram, gram_and_sum
 from equipoise.theory.curvature import ImagePass, emphasis
 
@@ -22,16 +22,18 @@ if TYPE_CHECKING:
     from equipoise.models.glm import GLM
 
 __all__ = [
+    "AbsolutePass",
+    "AbsoluteSums",
     "Beside",
     "Both",
     "BothSums",
+    "CorePass",
+    "CoreSums",
     "CrossPass",
     "CrossSums",
     "CurvaturePass",
     "CurvatureSums",
     "ImagesPass",
-    "LeveragePass",
-    "LeverageSums",
     "LeverageWeight",
     "Leveraging",
     "LossPass",
@@ -101,13 +103,14 @@ class LossPass:
 
 
 class MomentSums(NamedTuple):
-    """Σ g, Σ g², Σ h of the rows' scalar derivatives, and the sums that give ḡ, J and V."""
+    """Σ g², Σ h of the rows' scalar derivatives, the sums that give ḡ, J and V, and Σ |h| x xᵀ where some h are negative."""
 
     square: float
     second: float
     score: Array
     hessian: Array
     scatter: Array
+    absolute: Array
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ class MomentPass:
         g, h = derivatives(self.model.loss, rows, self.theta, 1, 2)
         score, bend = counted(rows, g), counted(rows, h)
         hessian, total = gram_and_sum(rows.x, bend, score)
-        return MomentSums(float(score @ g), float(np.sum(bend)), total, hessian, gram(rows.x, score * g))
+        absolute = np.zeros(0) if self.model.divergence is None else gram(rows.x, np.abs(bend))
+        return MomentSums(float(score @ g), float(np.sum(bend)), total, hessian, gram(rows.x, score * g), absolute)
 
 
 @dataclass(frozen=True)
@@ -149,24 +153,23 @@ class Leveraging:
         return emphasis(self.of(x, h), self.mean)
 
 
-class LeverageSums(NamedTuple):
-    """Σ l."""
+class AbsoluteSums(NamedTuple):
+    """Σ |h| x xᵀ."""
 
-    leverage: float
+    absolute: Array
 
 
 @dataclass(frozen=True)
-class LeveragePass:
-    """Leverages at θ."""
+class AbsolutePass:
+    """Second derivatives at θ, without their signs."""
 
     model: GLM
     theta: Array
-    root: Array
 
-    def __call__(self, rows: Rows) -> LeverageSums:
+    def __call__(self, rows: Rows) -> AbsoluteSums:
         """The sum over one block."""
         (h,) = derivatives(self.model.loss, rows, self.theta, 2)
-        return LeverageSums(float(np.sum(counted(rows, Leveraging(self.root, 1.0).of(rows.x, h)))))
+        return AbsoluteSums(gram(rows.x, np.abs(counted(rows, h))))
 
 
 @dataclass(frozen=True)
@@ -214,40 +217,91 @@ class ScatterPass:
 
 
 class CurvatureSums(NamedTuple):
-    """Σ h² (xᵀSx) x xᵀ, Σ t (xᵀSx) x, and Σ (h xᵀSx)⁴, which no rare row escapes."""
+    """Σ h² (xᵀSx) x xᵀ for each rule by which rows are drawn, Σ t (xᵀSx) x, and Σ (h xᵀSx)⁴, which no rare row escapes."""
 
     quadratic: Array
     third: Array
-    fourth: float
+    fourth: Array
 
 
 @dataclass(frozen=True)
 class CurvaturePass:
-    """Second and third derivatives at θ against a symmetric matrix S; one reading of the rows gives both."""
+    """Second and third derivatives at θ against a symmetric matrix S; one reading of the rows gives both.
+
+    `rules` say how rows are drawn: by leverages, or None for all alike.
+    """
 
     model: GLM
     theta: Array
     S: Array
     root: Array | None
-    leverage: Leveraging | None
-
-    @staticmethod
-    def at(model: GLM, theta: Array, S: Array, leverage: Leveraging | None = None) -> CurvaturePass:
-        """The pass for S; with a Cholesky root, where there is one, no form is negative by rounding."""
-        S = symmetric(S)
-        try:
-            root = np.linalg.cholesky(S).astype(np.float64)
-        except np.linalg.LinAlgError:
-            root = None
-        return CurvaturePass(model, theta, S, root, leverage)
+    rules: tuple[Leveraging | None, ...]
 
     def __call__(self, rows: Rows) -> CurvatureSums:
         """Sums over one block."""
         h, t = derivatives(self.model.loss, rows, self.theta, 2, 3)
         q = forms(rows.x, self.S, self.root)
-        square = q * h**2 if self.leverage is None else q * h**2 * self.leverage.emphasis(rows.x, h)
-        quadratic, third = gram_and_sum(rows.x, counted(rows, square), counted(rows, q * t))
-        return CurvatureSums(quadratic, third, float(np.sum(counted(rows, (square * q) ** 2))))
+        quadratic, fourth, third = [], [], np.zeros(0)
+        for rule in self.rules:
+            square = q * h**2 if rule is None else q * h**2 * rule.emphasis(rows.x, h)
+            matrix, third = gram_and_sum(rows.x, counted(rows, square), counted(rows, q * t))
+            quadratic.append(matrix)
+            fourth.append(float(np.sum(counted(rows, (square * q) ** 2))))
+        return CurvatureSums(np.stack(quadratic), third, np.array(fourth))
+
+
+class CoreSums(NamedTuple):
+    """Rows that were kept: columns, response, weight, offset, observations in it and the chance it had, side by side."""
+
+    kept: tuple[Array, ...]
+
+    def rows(self, like: Source[Rows]) -> Rows:
+        """Those rows as if they were all: such as were kept by chance share the observations that the others leave."""
+        *x, y, weights, offset, counts, chance = np.concatenate(self.kept).T
+        surely, times = chance >= 1.0, counts / chance
+        rest = like.n - float(np.sum(counts[surely]))
+        times[~surely] *= rest / max(float(np.sum(times[~surely])), 1.0)
+        return Rows(np.stack(x, axis=1), y, weights, offset, like.names, frequency=times)
+
+
+@dataclass(frozen=True)
+class CorePass:
+    """Rows that together stand for all: those of large v = |h| xᵀSx for themselves, others by chance.
+
+    A row is kept with probability min(1, max(floor, (v/large)²)), by a number that its own v decides: whatever block it is in,
+    and whoever reads it.
+    """
+
+    model: GLM
+    theta: Array
+    S: Array
+    root: Array | None
+    large: float
+    floor: float
+
+    def __call__(self, rows: Rows) -> CoreSums:
+        """Those of one block."""
+        v = self.sizes(rows)
+        chance = np.clip((v / self.large) ** 2, self.floor, 1.0)
+        index = np.flatnonzero(_lots(v) < chance)
+        some, one = rows.take(index), np.ones(len(index))
+        weights = one if some.weights is None else some.weights
+        offset = 0.0 * one if some.offset is None else some.offset
+        return CoreSums((np.column_stack([some.x, some.y, weights, offset, some.counts, chance[index]]),))
+
+    def sizes(self, rows: Rows) -> Array:
+        """v of every row."""
+        (h,) = derivatives(self.model.loss, rows, self.theta, 2)
+        return np.abs(h) * forms(rows.x, self.S, self.root)
+
+
+def _lots(v: Array) -> Array:
+    """Numbers from 0 to 1 that are as good as drawn, from the last digits of others (Fibonacci hashing).
+
+    Rounded to single precision first, so that hardly any depends on the order of a sum.
+    """
+    digits = v.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return (digits * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 class ThirdSums(NamedTuple):
