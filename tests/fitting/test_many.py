@@ -102,7 +102,7 @@ def test_a_search_that_does_not_arrive_can_go_on(monkeypatch) -> None:
     monkeypatch.setattr(trust, "FEW", 0)
     monkeypatch.setattr(trust, "_SOME", 0)
     with pytest.raises(eq.FitFailed, match=r"did not converge.*init=error\.params") as raised:
-        eq.fit(model(), data, max_iterations=2, restarts=0)
+        eq.fit(model(), data, max_iterations=1, restarts=0)
     error = raised.value
     assert set(error.params) == {"a", "b", "c"}
     value = lambda theta: eq.bind(model(), data).derivatives(theta, 0).value  # noqa: E731

@@ -24,12 +24,12 @@ from equipoise.models.binding import verb
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Joint, Problem
 
-__all__ = ["Fit", "fit"]
+__all__ = ["LARGEST", "Fit", "fit"]
 
 _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
 _TIMES = 4  # as many rows as columns, at least: of fewer, the minimiser is no better than any other start
-_LARGEST = 100_000  # rows that give it where passes are expensive
+LARGEST = 100_000  # rows that give it where passes are expensive
 _PASSES = 3  # over files that a fit is expected to take
 _MATRICES = 4  # of D×D numbers that Newton's method holds at once
 _AGREED = 1e-13  # relative difference of an estimated constant from the one in use
@@ -159,7 +159,7 @@ def _part(problem: Problem) -> Problem | None:
     """A random part of the rows that gives a good start; None where there are too few to gain by it."""
     rows = problem.source.n
     if not problem.source.in_memory:
-        return problem.subsample(min(rows, _LARGEST), seed=None)
+        return problem.subsample(min(rows, LARGEST), seed=None)
     count = max(_SAMPLE, _TIMES * len(problem.names))
     return None if rows <= 2 * count else problem.subsample(count, seed=None)
 

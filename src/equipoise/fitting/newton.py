@@ -7,7 +7,7 @@ distances are measured in standard errors, and differences of the loss too small
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, converged, polished, require_bounded, require_converged
 from equipoise.fitting.maps import WIDE, Map, infinite, newton_map, sharpened
-from equipoise.models.problem import Derivatives, Minimised, Problem, Yardstick
+from equipoise.models.problem import Cored, Derivatives, Minimised, Problem, Yardstick
 
 __all__ = ["Rough", "minimise"]
 
@@ -42,7 +42,10 @@ class Rough(NamedTuple):
 
 @dataclass(frozen=True)
 class _Place:
-    """A point on the way, its Newton step, and the distance to the minimiser before and now."""
+    """A point on the way, its Newton step, and the distance to the minimiser before and now.
+
+    `missed` is by how much Newton's step would have missed the point, where another led to it.
+    """
 
     theta: Array
     here: Derivatives
@@ -55,6 +58,7 @@ class _Place:
     in_memory: bool
     squared: bool
     own_before: bool
+    missed: float = 0.0
 
     @property
     def near(self) -> bool:
@@ -98,7 +102,7 @@ class _Place:
         """With one made here, as the last one was: Newton's method squares distances. Of squared loss, rounding is left."""
         if self.squared:
             return _EPS * self.map.condition * self.norm
-        return self.norm * (self.norm / self.last) ** 2 if self.own_before else np.inf
+        return max(self.norm, self.missed) * (self.norm / self.last) ** 2 if self.own_before else np.inf
 
     @property
     def worn(self) -> bool:
@@ -118,13 +122,16 @@ def minimise(
     minimiser; one made there serves all further steps, as long as they converge fast, and certifies. The steps end where
     they no longer shrink: how well a Hessian is known decides how many are needed, and not where they lead; a last step that
     will leave nothing that could be seen is taken unseen. Rows that are read from files cost more than a Hessian of
-    them: there it is made at every step that is not yet close.
+    them: there it is made at every step that is not yet close, and the first step is that of some rows which stand for all.
     """
-    keep = rough is not None
+    keep, core = rough is not None, None
     with np.errstate(over="ignore", invalid="ignore"):
         newton = newton if rough is None else rough.newton
-        here = problem.derivatives(start, 1 if newton is not None and problem.source.in_memory else 2)
-        newton = newton_map(problem, here.hessian) if here.hessian.size else newton
+        if keep and not problem.source.in_memory and not problem.quadratic and isinstance(problem, Cored):
+            here, core = problem.core(start)
+        else:
+            here = problem.derivatives(start, 1 if newton is not None and problem.source.in_memory else 2)
+        newton = newton_map(problem, here.hessian) if newton is None or here.hessian.size else newton
         place = _placed(problem, start, here, newton, None, None if rough is None else rough.yardstick)
         if rough is not None and place.norm > np.sqrt(problem.n) * rough.yardstick.spread:
             raise FitFailed("the sample's minimiser is no better than any other start. To fix: start elsewhere.")
@@ -135,13 +142,48 @@ def minimise(
             if keep and not place.done and place.settling:
                 place = _settled(place)
             elif not place.done and iteration < max_iterations:
-                following = _next(problem, place, keep)
+                following = (_leapt(problem, place, core) if core and not iteration else None) or _next(
+                    problem, place, keep
+                )
             if following is None:
                 break
             place = following
         yard = place.yard or problem.search.yardstick(place.theta)
     require_converged(place.norm, converged(yard, problem.n), iteration)
     return Fit(place.theta, place.norm, True, iteration, place.here.value, place.map.condition)
+
+
+@dataclass(frozen=True)
+class _Tilted:
+    """The loss of some rows with the slope of all of them at a point: L_some(θ) + θᵀt."""
+
+    some: Minimised
+    tilt: Array
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.some, name)
+
+    def derivatives(self, theta: Array, order: int) -> Derivatives:
+        """Those of the sum."""
+        value, gradient, hessian = self.some.derivatives(theta, order)
+        return Derivatives(value + float(self.tilt @ theta), gradient + self.tilt if order else gradient, hessian)
+
+
+def _leapt(problem: Minimised, place: _Place, core: Minimised) -> _Place | None:
+    """The minimiser of some rows that stand for all, with the slope of all here; None where that is no better.
+
+    As Newton's step, but for the loss as it is bent further away, of which those rows know all but a little.
+    """
+    try:
+        tilted = _Tilted(core, place.here.gradient - core.derivatives(place.theta, 1).gradient)
+        theta = minimise(cast(Minimised, tilted), place.theta).theta
+        here = problem.derivatives(theta, 2)
+        found = _placed(problem, theta, here, newton_map(problem, here.hessian), place, place.yard)
+    except FitFailed:
+        return None
+    beside = place.theta + place.direction - theta
+    missed = float(np.sqrt(problem.n * max(0.0, float(beside @ here.hessian @ beside))))
+    return replace(found, missed=missed) if found.norm <= 0.5 * place.norm else None
 
 
 def _settled(place: _Place) -> _Place:
@@ -173,8 +215,8 @@ def _next(problem: Minimised, place: _Place, keep: bool) -> _Place | None:
     order, failure = 1 if wide or (keep and not place.worn) else 2, None
     for longest in _LENGTHS:
         found = _line_search(problem, order, place, longest)
-        if found is None and place.map.own:
-            return None
+        if found is None and (place.map.own or (wide and place.converged)):
+            return None  # of many columns, no Hessian is made for a step that is rounding
         # the step of a sample's Hessian may be no good: one made here is
         theta, here = found or (place.theta, problem.derivatives(place.theta, 2))
         try:

@@ -7,7 +7,7 @@ Newton's method in (θ, log c) takes as few passes as one in θ alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
 from equipoise.linalg import added_form, form_times, symmetric
+from equipoise.models.linear_curvature import LinearCurvature
 from equipoise.models.problem import Derivatives, Yardstick
 from equipoise.models.profile import constant_terms
 from equipoise.models.sums import counted, gram, predictor, weighted
@@ -136,6 +137,14 @@ class JointProblem:
         gradient[:-1] += pull / self.n
         added_form(hessian[:-1, :-1], self.problem.precision / self.n)
         return Derivatives(sums.value / n + 0.5 * float(away @ pull) / self.n, gradient, hessian)
+
+    def core(self, theta: Array) -> tuple[Derivatives, JointProblem]:
+        """Value, gradient and Hessian and, from the same reading, the problem on some rows that stand for all."""
+        here = self.problem.at_constant(float(np.exp(theta[-1])))
+        sums, rows = LinearCurvature(here, theta[:-1]).with_core(JointPass(here.model, theta[:-1]))
+        self._last.clear()
+        self._last[theta.tobytes()] = sums
+        return self.derivatives(theta, 2), JointProblem(replace(self.problem, source=rows))
 
     def loss(self, theta: Array) -> float:
         """The loss of the parameters alone; of a point close to the last one it is extrapolated from there."""

@@ -223,6 +223,11 @@ class LinearProblem(Card):
         """L, ∇L and ∇²L up to `order`, reading the rows once."""
         return self._derivatives(self.source.reduce(LossPass(self.model, theta, order)), theta, order)
 
+    def core(self, theta: Array) -> tuple[Derivatives, LinearProblem]:
+        """L, ∇L and ∇²L at θ and, from the same reading, the problem on some rows that stand for all."""
+        sums, rows = LinearCurvature(self, theta).with_core(LossPass(self.model, theta, 2))
+        return self._derivatives(sums, theta, 2), replace(self, source=rows)
+
     def derivatives_and_scale(self, theta: Array) -> tuple[Derivatives, Scale]:
         """L, ∇L and ∇²L with the scale as it is, and the robust one of the residuals at θ, reading the rows once."""
         middle = middle_pass(self.source, theta, self.constant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -124,6 +125,13 @@ class LinearCurvature:
 
     def _fourth(self, S: Array) -> float:
         return float(self._sums(S)[0].fourth[self._rule]) / self.problem.source.n
+
+    def with_core(self, f: Callable[[Rows], Sums]) -> tuple[Sums, Rows]:
+        """What a pass sums up, and rows that stand for all by their leverages, from the same reading."""
+        source = self.problem.source
+        inverse = np.linalg.inv(self.sampled(_LOT).problem.derivatives(self.theta, 2).hessian).astype(np.float64)
+        both = source.reduce(Both(f, self._core_pass(*_rooted(inverse))))
+        return both.first, both.second.rows(source)
 
     def _core_pass(self, matrix: Array, root: Array | None) -> CorePass:
         """The pass that keeps about `_CORE` rows, by what a sample tells of their sizes."""

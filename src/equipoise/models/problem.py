@@ -22,6 +22,7 @@ from equipoise.theory.tuning import Tuning
 __all__ = [
     "CUSTOM",
     "Block",
+    "Cored",
     "Derivatives",
     "Joint",
     "Layout",
@@ -220,6 +221,15 @@ class Minimised(Protocol):
 
     def derivatives(self, theta: Array, order: int) -> Derivatives:
         """L, with order 1 also ∇L, with order 2 also ∇²L, from one pass over the rows."""
+        ...
+
+
+@runtime_checkable
+class Cored(Protocol):
+    """A loss of many rows, some of which stand for all."""
+
+    def core(self, theta: Array) -> tuple[Derivatives, Minimised]:
+        """All derivatives at θ and, from the same reading, the loss of some rows that stand for all."""
         ...
 
 
