@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.experiments.runner import ONE_THREAD as PINNED
-
 __all__ = [
     "PINNED",
     "NotInstalled",
@@ -29,6 +27,17 @@ __all__ = [
     "timed",
     "unpinned",
 ]
+
+# Set before anything is imported: one thread for every library that has threads of its own.
+PINNED = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMEXPR_NUM_THREADS": "1",
+    "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1",
+    "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_X64": "1",
+}
 
 _ROOT = Path(__file__).resolve().parents[2]
 

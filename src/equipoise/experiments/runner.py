@@ -20,12 +20,12 @@ from equipoise.errors import EquipoiseError, InvalidInput
 from equipoise.experiments.designs import MissingData
 from equipoise.experiments.entry import Entry, Job, Result, Scale
 
-__all__ = ["ONE_THREAD", "Outcome", "run"]
+__all__ = ["Outcome", "run"]
 
 # Modules that no result depends on.
 _PRESENTATION = {"page.py", "plots.py", "cli.py", "runner.py", "numbers.py"}
 # One thread for every library that has threads of its own, which read this when they are imported.
-ONE_THREAD = {
+_ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -168,8 +168,8 @@ def _tells(node: ast.stmt) -> bool:
 @contextmanager
 def _pool(workers: int | None) -> Iterator[ProcessPoolExecutor]:
     """Processes that use one thread each: linear algebra and compilers read these settings when they are imported."""
-    before = {k: os.environ.get(k) for k in ONE_THREAD}
-    os.environ.update(ONE_THREAD)
+    before = {k: os.environ.get(k) for k in _ONE_THREAD}
+    os.environ.update(_ONE_THREAD)
     try:
         # processes are started when work arrives, so the settings must stay until the end
         with ProcessPoolExecutor(workers or os.cpu_count(), get_context("spawn"), _end_with_parent) as pool:
