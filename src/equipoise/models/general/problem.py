@@ -26,7 +26,8 @@ from equipoise.engines.queue import require_queue
 from equipoise.engines.rules import QUEUEINGS
 from equipoise.errors import InvalidInput
 from equipoise.linalg import FLAT, Sums, curvature_axes, symmetric
-from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature
+from equipoise.models.general.curvature import GeneralCurvature
+from equipoise.models.general.factored import FactoredCurvature, factored_curvature
 from equipoise.models.general.products import diagonal, product
 from equipoise.models.general.rowwise import GeneralRowwise
 from equipoise.models.general.search import GeneralSearch
