@@ -45,6 +45,10 @@ def test_theorem_lies_above_the_coupling_where_it_applies(counts):
     assert bound.std == bound.value
     assert bound.cov > 2 * bound.value * np.sqrt(np.linalg.norm(eq.stationary(moments, step, dynamics).cov, 2))
     assert "plug-in" in bound.headline.scope
+    near = eq.wasserstein_bound(model, data, fitted, step, dynamics, radius=0.1)
+    assert "ball of radius 0.1" in near.headline.scope
+    free = eq.coupled_distance(model, data, eq.Tuning.at(moments, step, dynamics), steps=100_000, seed=2, guard=None)
+    assert free.coupling == pytest.approx(measured.coupling)  # no guard acts at so small a step
 
 
 def test_bound_outside_its_range_says_so(counts):

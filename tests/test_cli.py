@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 import equipoise as eq
 from equipoise import cli
+from tests.docs.test_snippets import DOCS
 
 FORMULA = "count ~ age + C(region)"
 QUICK = ["--ess", "200", "--chains", "2", "--no-progress"]
@@ -396,3 +399,18 @@ def test_start_up_imports_nothing_heavy() -> None:
     code = f"import sys, equipoise.cli; sys.exit(', '.join(m for m in {heavy} if m in sys.modules) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", ["quickstart", "howto/answers"])
+def test_commands_of_the_documentation(page, run, frame, tmp_path, monkeypatch) -> None:
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    commands = [shlex.split(line) for line in re.findall(r"^(?:\$ )?equipoise (.*)$", text, re.M)]
+    assert len(commands) >= 3
+    monkeypatch.chdir(tmp_path)
+    for name in ("visits.csv", "new.csv"):
+        frame.to_csv(name, index=False)
+    run("fit", "visits.csv", "count ~ age", "--family", "poisson", "--save", "small.eqz", *QUICK)
+    for command in commands:
+        found = run(*command)
+        assert found.code == 0, f"equipoise {shlex.join(command)}: {found.err}"
+        assert len(found.out.splitlines()) > 5

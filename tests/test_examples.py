@@ -23,18 +23,11 @@ def run(tmp_path: Path, name: str, *options: str) -> str:
     return done.stdout
 
 
-def test_softmax(tmp_path) -> None:
-    pytest.importorskip("jax")
-    out = run(tmp_path, "softmax.py")
-    assert "97% of 36 held-out wines" in out
-    assert "ok    covariance" in out
-
-
 @pytest.mark.slow
 def test_network(tmp_path) -> None:
     pytest.importorskip("jax")
     out = run(tmp_path, "network.py", "--smoke")
-    assert "FitFailed" in out  # without a prior
+    assert "InfeasibleTarget" in out  # for copies
     assert "27 directions carry gradient noise" in out
     assert "calibrated: True" in out
 

@@ -79,6 +79,11 @@ def test_optimal_weight_decay_is_the_minimum_of_its_curve(ridge):
     assert found.grid[0] == 0.0
     assert found.loss <= found.losses.min()
     assert found.loss < found.losses[0]  # 30 noisy rows: some shrinkage helps
+    least = eq.optimal_weight_decay(
+        model, data, test, 0.02, eq.Dynamics(4), low=2.0 * found.best, high=9.0 * found.best
+    )
+    assert (least.grid[1], least.grid[-1]) == pytest.approx((2.0 * found.best, 9.0 * found.best))
+    assert least.loss >= found.loss
     for factor in (0.5, 2.0):
         decayed = eq.glm("gaussian", scale=1.0, prior_precision=factor * found.best)
         fitted = eq.fit(decayed, data)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.evidence import coverage, page, ranks
-from benchmarks.evidence.ledger import Ledger
+from benchmarks.evidence.ledger import Ledger, go_on
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,7 +25,8 @@ def main() -> None:
         print(*page.write(options.results, _ROOT / "docs"), sep="\n")
         return
     study = {"coverage": coverage, "ranks": ranks}[options.what]
-    study.run(Ledger(options.results / f"{options.what}.json", study.SETTINGS), options.replicates, options.minutes)
+    ledger = Ledger(options.results / f"{options.what}.json", study.SETTINGS)
+    go_on(ledger, study.study, study.CELLS, study.BLOCK, options.replicates, options.minutes)
 
 
 if __name__ == "__main__":

@@ -8,45 +8,24 @@ as `confint()` itself chooses, and for the smallest samples of two families the 
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 import equipoise as eq
 from benchmarks.evidence.designs import BETA, DESIGNS, FAMILIES, SIZES, Simulated, simulate
 from benchmarks.evidence.exact import EXACT, exact_intervals
-from benchmarks.evidence.ledger import Ledger
 from equipoise.models.problem import Problem
 
-__all__ = ["COLUMNS", "CONTROLS", "SETTINGS", "cell_name", "intervals_of", "run", "study"]
+__all__ = ["BLOCK", "CELLS", "COLUMNS", "CONTROLS", "SETTINGS", "intervals_of", "study"]
 
 LEVEL, ESS = 0.95, 1000
 BLOCK = 25  # data sets between two writes
+CELLS = [(family, rows) for rows in SIZES for family in FAMILIES]
 SETTINGS = {"level": LEVEL, "effective draws": ESS, "coefficients": BETA.tolist()}
 COLUMNS = ("HC0", "HC3", "CRV1", "CRV3", "posterior")
 CONTROLS = ("HC0, quantiles of the chain", "posterior, wrong variance", "HC0, clusters ignored", "posterior, exact")
-
-
-def cell_name(family: str, rows: int) -> str:
-    """What a cell is called in the file."""
-    return f"{family}, {rows}"
-
-
-def run(ledger: Ledger, replicates: int, minutes: float = np.inf) -> None:
-    """Bring every cell to so many data sets, block by block over all cells, or until the time is up."""
-    end = time.monotonic() + 60.0 * minutes
-    cells = [(family, rows) for rows in SIZES for family in FAMILIES]
-    while time.monotonic() < end:
-        family, rows = min(cells, key=lambda cell: ledger.done(cell_name(*cell)))
-        first = ledger.done(cell_name(family, rows))
-        if first >= replicates:
-            return
-        ledger.add(cell_name(family, rows), study(family, rows, range(first, min(first + BLOCK, replicates))))
-        print(f"{family}, {rows} rows: {first + BLOCK} data sets", flush=True)
 
 
 def study(family: str, rows: int, replicates: range, designs: tuple[str, ...] = DESIGNS) -> dict[str, Any]:

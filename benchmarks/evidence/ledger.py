@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from equipoise.files import write_atomic
 
-__all__ = ["Ledger", "added"]
+__all__ = ["Ledger", "added", "cell_name", "go_on"]
+
+# Totals of some data sets of a family and size, which can be added.
+Study = Callable[[str, int, range], dict[str, Any]]
 
 
 class Ledger:
@@ -40,6 +47,26 @@ class Ledger:
         text = json.dumps({"settings": self.settings, "cells": self.cells}, indent=1) + "\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path, text.encode())
+
+
+def cell_name(family: str, rows: int) -> str:
+    """What a cell is called in the file."""
+    return f"{family}, {rows}"
+
+
+def go_on(
+    ledger: Ledger, study: Study, cells: list[tuple[str, int]], block: int, replicates: int, minutes: float = np.inf
+) -> None:
+    """Bring every cell to so many data sets, block by block over all cells, or until the time is up."""
+    end = time.monotonic() + 60.0 * minutes
+    while time.monotonic() < end:
+        family, rows = min(cells, key=lambda cell: ledger.done(cell_name(*cell)))
+        name = cell_name(family, rows)
+        first = ledger.done(name)
+        if first >= replicates:
+            return
+        ledger.add(name, study(family, rows, range(first, min(first + block, replicates))))
+        print(f"{name} rows: {first + block} data sets", flush=True)
 
 
 def added(one: Any, other: Any) -> Any:

@@ -13,8 +13,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from scipy import stats
 
-from benchmarks.evidence.coverage import COLUMNS, CONTROLS, cell_name
+from benchmarks.evidence.coverage import COLUMNS, CONTROLS
 from benchmarks.evidence.designs import FAMILIES, SIZES
+from benchmarks.evidence.ledger import cell_name
 from benchmarks.evidence.ranks import KEPT, QUANTITIES, ROWS, SAMPLERS, departure, uniformity
 from benchmarks.suite.report import table, write_block
 from equipoise.report.palette import BLACK, BLUE, GREY, VERMILION

@@ -8,7 +8,6 @@ approximation at the mode (`sampler="gaussian"`) is the control: what the test f
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -20,15 +19,16 @@ from scipy.special import xlogy
 
 import equipoise as eq
 from benchmarks.evidence.designs import BETA, FAMILIES, SHAPE, SIZE, covariates, respond
-from benchmarks.evidence.ledger import Ledger
 from equipoise.arrays import Array
 
 __all__ = [
-    "KEPT", "QUANTITIES", "ROWS", "SAMPLERS", "SETTINGS", "departure", "log_likelihood", "run", "study", "uniformity",
+    "BLOCK", "CELLS", "KEPT", "QUANTITIES", "ROWS", "SAMPLERS", "SETTINGS", "departure", "log_likelihood", "study",
+    "uniformity",
 ]  # fmt: skip
 
 ROWS, KEPT, FIDELITY, ESS = (50, 200), 99, 0.95, 500
 BLOCK = 50  # data sets between two writes
+CELLS = [(family, rows) for rows in ROWS for family in FAMILIES]
 SETTINGS = {"draws kept": KEPT, "fidelity": FIDELITY, "effective draws": ESS}
 QUANTITIES = ("intercept", "normal", "binary", "skewed", "log-likelihood")
 SAMPLERS: dict[str, dict[str, Any]] = {
@@ -39,20 +39,6 @@ _BINS = 20
 # A prior under which counts stay below some hundreds; constants are known, as the priors are of coefficients alone.
 _SPREAD = {"gaussian": 1.0, "bernoulli": 1.0, "poisson": 0.5, "gamma": 0.5, "negative-binomial": 0.5}
 _KNOWN = {"gaussian": {"scale": 1.0}, "gamma": {"shape": SHAPE}, "negative-binomial": {"dispersion": 1.0 / SIZE}}
-
-
-def run(ledger: Ledger, replicates: int, minutes: float = np.inf) -> None:
-    """Bring every cell to so many data sets, block by block over all cells, or until the time is up."""
-    end = time.monotonic() + 60.0 * minutes
-    cells = [(family, rows) for rows in ROWS for family in FAMILIES]
-    while time.monotonic() < end:
-        family, rows = min(cells, key=lambda cell: ledger.done(f"{cell[0]}, {cell[1]}"))
-        name = f"{family}, {rows}"
-        first = ledger.done(name)
-        if first >= replicates:
-            return
-        ledger.add(name, study(family, rows, range(first, min(first + BLOCK, replicates))))
-        print(f"{name} rows: {first + BLOCK} data sets", flush=True)
 
 
 def study(family: str, rows: int, replicates: range) -> dict[str, Any]:

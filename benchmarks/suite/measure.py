@@ -7,7 +7,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ PINNED = {
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_X64": "1",
 }
-
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -125,28 +124,23 @@ def exponent(sizes: list[float], seconds: list[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
 
 
-@contextmanager
-def pinned() -> Iterator[None]:
+def pinned() -> AbstractContextManager[None]:
     """The calling thread, and those it starts, on one core where the system can do it."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    return _on_cores(lambda allowed: {max(allowed)})
+
+
+def unpinned() -> AbstractContextManager[None]:
+    """All cores again, for a measurement of threads inside a pinned run."""
+    return _on_cores(lambda _: set(range(os.cpu_count() or 1)))
 
 
 @contextmanager
-def unpinned() -> Iterator[None]:
-    """All cores again, for a measurement of threads inside a pinned run."""
+def _on_cores(chosen: Callable[[set[int]], set[int]]) -> Iterator[None]:
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
     before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, set(range(os.cpu_count() or 1)))
+    os.sched_setaffinity(0, chosen(before))
     try:
         yield
     finally:

@@ -30,8 +30,9 @@ from equipoise.models.verbs import moments
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.run import sample
 from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.limit import max_stable_step
 from equipoise.theory.moments import Moments
-from equipoise.theory.stationary import Stationary, max_stable_step, stationary
+from equipoise.theory.stationary import Stationary, stationary
 from equipoise.theory.targets import bayesbag, posterior, sandwich
 from equipoise.theory.tuning import Tuning, tune
 

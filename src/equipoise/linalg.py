@@ -15,6 +15,7 @@ from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
+from scipy.linalg import cho_solve
 from scipy.linalg.blas import dtrmm
 
 from equipoise.arrays import Array
@@ -27,6 +28,7 @@ __all__ = [
     "FLAT",
     "Sums",
     "added_form",
+    "between",
     "blocks",
     "by_columns",
     "congruent",
@@ -65,6 +67,11 @@ FAINT = 1e-9
 def symmetric(a: Array) -> Array:
     """The symmetric part of a square matrix."""
     return 0.5 * (a + a.T)
+
+
+def between(factor: tuple[Array, bool], middle: Array) -> Array:
+    """A⁻¹ M A⁻¹ of a symmetric M, A by its factor from `cho_factor`."""
+    return symmetric(cho_solve(factor, cho_solve(factor, middle).T))
 
 
 def form_times(form: Array, vectors: Array) -> Array:

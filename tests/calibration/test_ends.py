@@ -43,6 +43,8 @@ def test_draws_that_carry_a_shape_lend_their_quantiles(skewed) -> None:
     )
     robust = skewed.tidy(0.9, "HC0")
     np.testing.assert_allclose(robust["conf_low"], theta - st.norm.ppf(0.95) * robust["std_error"], rtol=1e-10)
+    closed = skewed.combine("x0 + 2*x1", method="closed")
+    np.testing.assert_allclose(closed["conf_low"] + closed["conf_high"], 2.0 * closed["estimate"], rtol=1e-10)
     both = skewed.combine("x0 + 2*x1")
     np.testing.assert_allclose(
         both[["conf_low", "conf_high"]].iloc[0],

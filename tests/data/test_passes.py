@@ -13,6 +13,7 @@ import equipoise as eq
 from equipoise.data.parts import ParquetPart
 from equipoise.data.passage import Passage
 from equipoise.engines.pooling import reach
+from tests.known import jax_loss
 
 N = 60_000
 
@@ -84,14 +85,8 @@ def test_a_plan_reads_the_files_at_most_eight_times(response, family, target, cl
 
 @pytest.mark.slow
 def test_a_loss_of_ones_own_is_read_at_most_eight_times(folder, readings) -> None:
-    def loss(p, o):
-        import jax.numpy as jnp
-
-        eta = p["a"] + jnp.dot(o["x"], p["b"])
-        return jnp.exp(eta) - o["y"] * eta
-
     source = eq.data.scan(folder, columns={"x": ["a", "b"], "y": "count"})
-    eq.plan(eq.Model(loss, {"a": 0.0, "b": np.zeros(2)}), source)
+    eq.plan(eq.Model(jax_loss, {"a": 0.0, "b": np.zeros(2)}), source)
     assert readings.total() / N <= 8
 
 

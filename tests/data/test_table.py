@@ -242,7 +242,10 @@ def test_predictions_for_new_tables_before_and_after_loading(frame, formula) -> 
 def test_numeric_columns_take_new_values_beside_a_coded_column_that_starts_alike(frame) -> None:
     # "a" is the beginning of "age" in C(age)
     cal = fitted(frame.assign(age=frame["level"]), "count ~ a + C(age)")
-    assert cal.predict(pd.DataFrame({"a": [50.0], "age": [3]})).shape == (1, 3)
+    params = dict(zip(cal.names, cal.fit.theta, strict=True))
+    expected = np.exp(params["Intercept"] + 2.5 * params["a"] + params["C(age)[T.3]"])
+    found = cal.predict(pd.DataFrame({"a": [2.5], "age": [3]}))
+    np.testing.assert_allclose(found["estimate"], [expected], rtol=1e-12)
 
 
 @pytest.mark.parametrize("loaded", [False, True])

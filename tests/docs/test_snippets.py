@@ -155,6 +155,15 @@ def test_tests_cited_exist(page: Path) -> None:
         assert (ROOT / name).is_file(), f"{called(page)} cites {name}, which does not exist"
 
 
+def test_no_block_escapes_and_no_figure_is_left_over() -> None:
+    pages = {page: page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *PAGES]}
+    assert [
+        called(page) for page, text in pages.items() if re.search(r"^[ \t]+```python|^ *```py(con)?$", text, re.M)
+    ] == []
+    shown = "".join(pages.values())
+    assert [figure.name for figure in (DOCS / "figures").iterdir() if f"figures/{figure.name}" not in shown] == []
+
+
 def rewrite(page: Path) -> None:
     """Put what the blocks print now into the text blocks of a page."""
     text, pieces, end = page.read_text(encoding="utf-8"), [], 0

@@ -184,29 +184,25 @@ def _line(scale: float = 1.0):
     return {"x": x, "y": scale * (x @ [1.0, -1.0] + rng.standard_t(3, size=120))}
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e6])
-def test_absolute_values_are_named(scale) -> None:
-    model = eq.Model(lambda p, o: jnp.abs(o["y"] - o["x"] @ p), np.zeros(2), prior_precision=0.1 / scale)
-    with pytest.raises(eq.FitFailed, match=r"the loss is not twice differentiable.*Huber"):
+KINKS = {
+    "absolute value": (lambda p, o: jnp.abs(o["y"] - o["x"] @ p), None, "the loss is not twice differentiable.*Huber"),
+    "hinge": (lambda p, o: jnp.maximum(0.0, 1.0 - jnp.sign(o["y"]) * (o["x"] @ p)), None, "not twice differentiable.*softplus"),
+    "lasso": (
+        lambda p, o: 0.5 * (o["y"] - o["x"] @ p[:2]) ** 2, lambda p: 40.0 * jnp.abs(p).sum(),
+        "the regularizer is not twice differentiable.*Gaussian prior",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "scale"), [("absolute value", 1.0), ("absolute value", 1e6), ("hinge", 1.0), ("lasso", 1.0)]
+)
+def test_kinks_are_named(kind, scale) -> None:
+    loss, penalty, words = KINKS[kind]
+    prior = {"regularizer": penalty} if penalty else {"prior_precision": (1.0 if kind == "hinge" else 0.1) / scale}
+    model = eq.Model(loss, np.full(3, 0.1) if penalty else np.zeros(2), **prior)
+    with pytest.raises(eq.FitFailed, match=words):
         eq.fit(model, _line(scale), restarts=0)
-
-
-def test_a_hinge_is_named() -> None:
-    data = _line()
-    data["y"] = np.sign(data["y"])
-    model = eq.Model(lambda p, o: jnp.maximum(0.0, 1.0 - o["y"] * (o["x"] @ p)), np.zeros(2), prior_precision=1.0)
-    with pytest.raises(eq.FitFailed, match=r"not twice differentiable.*softplus"):
-        eq.fit(model, data, restarts=0)
-
-
-def test_a_lasso_penalty_is_named() -> None:
-    model = eq.Model(
-        lambda p, o: 0.5 * (o["y"] - o["x"] @ p[:2]) ** 2,
-        np.full(3, 0.1),
-        regularizer=lambda p: 40.0 * jnp.abs(p).sum(),
-    )
-    with pytest.raises(eq.FitFailed, match=r"the regularizer is not twice differentiable.*Gaussian prior"):
-        eq.fit(model, _line(), restarts=0)
 
 
 def test_smooth_failures_are_not_called_kinks() -> None:

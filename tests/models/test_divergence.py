@@ -18,6 +18,7 @@ from equipoise.errors import InvalidInput
 from equipoise.families.divergence import Beta, log_rising
 from equipoise.families.family import FAMILIES
 from equipoise.theory.dynamics import Dynamics
+from tests.contracts.test_families import orders
 
 POWERS = (1.05, 1.5, 2.0, 3.0)
 SETTINGS = {
@@ -142,10 +143,6 @@ def exact_derivatives(name, eta, y, constant, b):
     return [float(v) for v in found]
 
 
-def functions(loss):
-    return loss.value, loss.d1, loss.d2, loss.d3
-
-
 @cases
 @powers
 def test_value_is_its_definition(name, constant, b) -> None:
@@ -177,7 +174,7 @@ def test_derivatives_against_40_digits(name, constant, b) -> None:
         b = 1.5  # the exact integral needs b (k − 1) whole
     loss = Beta(b).loss(FAMILIES[name], constant)
     for eta, y in [(-2.3, RESPONSES[name][1]), (0.4, RESPONSES[name][0]), (1.7, RESPONSES[name][-1])]:
-        got = [float(f(eta, y, loss.constants)) for f in functions(loss)]
+        got = [float(f(eta, y, loss.constants)) for f in orders(loss)]
         np.testing.assert_allclose(got, exact_derivatives(name, eta, y, constant, b), rtol=1e-10, atol=1e-10)
 
 
@@ -187,7 +184,7 @@ def test_derivatives_against_40_digits(name, constant, b) -> None:
 def test_small_and_large_means_against_40_digits(name, constant, b, eta) -> None:
     """6.3 is beyond the Poisson table; at y = 0 and a large mean the loss is I alone, which is what the scale is."""
     loss = Beta(b).loss(FAMILIES[name], constant)
-    got = np.array([float(f(eta, 0.0, loss.constants)) for f in functions(loss)])
+    got = np.array([float(f(eta, 0.0, loss.constants)) for f in orders(loss)])
     expected = np.array(exact_derivatives(name, eta, 0.0, constant, b))
     scale = abs(1.0 + b * (expected[0] - 1.0 / (b - 1.0)))  # I + (1 − f^(b−1)) b / (b−1)
     np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-9 * scale)
@@ -222,12 +219,12 @@ def test_derivatives_belong_to_each_other_everywhere(name, constant, b) -> None:
     weights = (4 / np.longdouble(5), -1 / np.longdouble(5), 4 / np.longdouble(105), -1 / np.longdouble(280))
     joins = low + np.arange(1 + round(float((high - low) * density))) / density
     middles = np.concatenate([joins[:-1] + 0.5 / density, [low - 1.0, high + 1.0]])
-    for lower, upper in zip(functions(loss)[:-1], functions(loss)[1:], strict=True):
+    for lower, upper in zip(orders(loss)[:-1], orders(loss)[1:], strict=True):
         slope = sum(
             w * (lower(middles + k * h, 2.0, p) - lower(middles - k * h, 2.0, p)) / h for k, w in enumerate(weights, 1)
         )
         np.testing.assert_allclose(upper(middles, 2.0, p), slope, atol=1e-10, rtol=1e-8)
-    for f in functions(loss):
+    for f in orders(loss):
         left, right = f(joins - 1e-12, 2.0, p), f(joins + 1e-12, 2.0, p)
         np.testing.assert_allclose(left, right, atol=1e-8, rtol=1e-8)
 
@@ -239,10 +236,10 @@ def test_small_powers_recover_the_log_loss(name, constant) -> None:
     eta, y = (a.ravel() for a in np.meshgrid(ETA, RESPONSES[name]))
     laws = [frozen(name, e, constant) for e in eta]
     u = -np.array([(w.logpdf if name in {"gaussian", "gamma"} else w.logpmf)(t) for w, t in zip(laws, y, strict=True)])
-    u1, u2, u3 = (f(eta, y, np.array([constant or 0.0])) for f in functions(family.loss)[1:])
+    u1, u2, u3 = (f(eta, y, np.array([constant or 0.0])) for f in orders(family.loss)[1:])
     # to first order in b − 1 they differ by products of these
     scale = (1.0 + np.abs(u)) * (1.0 + np.abs(u1) ** 3 + np.abs(u1 * u2) + np.abs(u2) + np.abs(u3) + np.abs(u))
-    for ours, log in zip(functions(loss), (u, u1, u2, u3), strict=True):
+    for ours, log in zip(orders(loss), (u, u1, u2, u3), strict=True):
         assert np.all(np.abs(ours(eta, y, loss.constants) - log) < 1e-6 * scale)
 
 
@@ -252,7 +249,7 @@ def test_extreme_predictors_are_finite_and_silent(name, constant, b) -> None:
     loss = Beta(b).loss(FAMILIES[name], constant)
     eta, y = (a.ravel() for a in np.meshgrid([-700.0, -300.0, -30.0, 30.0, 300.0, 700.0], RESPONSES[name]))
     bound = 1e12 if name != "gamma" else np.inf  # I grows without bound as the gamma's mean tends to zero
-    for f in functions(loss):
+    for f in orders(loss):
         found = f(eta, y, loss.constants)
         assert np.isfinite(found).all()
         assert np.abs(found).max() < bound

@@ -9,7 +9,8 @@ import pytest
 
 import equipoise as eq
 from equipoise.models.general import curvature
-from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature
+from equipoise.models.general.curvature import GeneralCurvature
+from equipoise.models.general.factored import FactoredCurvature, factored_curvature
 
 LEVERAGE = eq.Dynamics(5, batches="leverage")
 

@@ -13,6 +13,8 @@ from equipoise.engines.numba.linear import _compile_helper
 from equipoise.families.family import FAMILIES
 from equipoise.families.robust import Huber, Pinball, StudentT
 from equipoise.models.linear import LinearProblem
+from tests.contracts.test_families import orders, require_finite, slope
+from tests.statistical.criterion import excess
 
 GAUSSIAN, SCALE = FAMILIES["gaussian"], 1.7
 LOSSES = [Huber(1.2), Huber(0.05), StudentT(4.0), StudentT(0.7), Pinball(0.3, 0.2), Pinball(0.9, 0.02)]
@@ -35,15 +37,6 @@ def restated(divergence, r):
     return q * r + h * np.logaddexp(0.0, -r / h)
 
 
-def slope(function, eta, y, p, h):
-    """An eighth-order central difference in extended precision."""
-    eta, h = eta.astype(np.longdouble), np.longdouble(h)
-    weights = (4 / np.longdouble(5), -1 / np.longdouble(5), 4 / np.longdouble(105), -1 / np.longdouble(280))
-    return sum(
-        w * (function(eta + k * h, y, p) - function(eta - k * h, y, p)) / h for k, w in enumerate(weights, start=1)
-    ).astype(np.float64)
-
-
 @losses
 def test_value_is_its_definition(divergence) -> None:
     eta, y = grid()
@@ -57,7 +50,7 @@ def test_value_is_its_definition(divergence) -> None:
 def test_derivative_is_that_of_the_one_before(divergence, order) -> None:
     eta, y = grid()
     loss = divergence.loss(GAUSSIAN, SCALE)
-    chain = (loss.value, loss.d1, loss.d2, loss.d3)
+    chain = orders(loss)
     # the length on which the loss bends; the difference below is exact to (1/100)⁸ of that
     length = SCALE * getattr(divergence, "smoothing", min(1.0, getattr(divergence, "degrees", 1.0)))
     if isinstance(divergence, Huber):
@@ -74,7 +67,7 @@ def test_derivative_is_that_of_the_one_before(divergence, order) -> None:
 def test_compiled_equals_numpy(divergence) -> None:
     eta, y = grid()
     loss = divergence.loss(GAUSSIAN, SCALE)
-    for function in (loss.value, loss.d1, loss.d2, loss.d3):
+    for function in orders(loss):
         fast = _compile_helper(function)
         found = [fast(a, b, loss.constants) for a, b in zip(eta, y, strict=True)]
         plain = function(eta, y, loss.constants)
@@ -84,11 +77,7 @@ def test_compiled_equals_numpy(divergence) -> None:
 @losses
 def test_extreme_predictors_are_finite_and_silent(divergence) -> None:
     loss = divergence.loss(GAUSSIAN, SCALE)
-    # pytest turns any overflow warning into an error
-    for eta in (-1e150, -700.0, 700.0, 1e150):
-        for function in (loss.value, loss.d1, loss.d2, loss.d3):
-            for argument in (eta, np.array([eta])):
-                assert np.all(np.isfinite(function(argument, 0.3, loss.constants)))
+    require_finite(loss, (-1e150, -700.0, 700.0, 1e150), (0.3,), loss.constants)
     assert np.isnan(loss.d1(np.nan, 0.3, loss.constants))  # a lost chain must not come back unnoticed
 
 
@@ -187,26 +176,19 @@ def test_outliers_move_least_squares_but_not_the_robust_fits() -> None:
     assert off["t"] < 0.15
 
 
-def excess(divergence, factor=1.0) -> float:
-    """Covariance error of a chain with `factor` times the tuned step, over 1.5 floors + 2 %: at most 1 is a pass."""
-    data = contaminated()
-    model = eq.glm("gaussian", scale=0.9, divergence=divergence)
-    tuning = eq.tune(eq.moments(model, data, eq.fit(model, data).params), "sandwich", eq.Dynamics(50))
-    law, thin = tuning.predicted, max(1, int(tuning.predicted.iact() // 5))
-    draws = int(np.ceil(1000 * (law.covariance_floor(1000, thin) / 0.01) ** 2 / 2))
-    run = replace(tuning, step=factor * tuning.step)
-    chains = eq.sample(model, data, run, draws=draws, chains=2, seed=7, thin=thin, progress=False, threads=1)
-    error = np.linalg.norm(np.cov(chains.flat(), rowvar=False) - tuning.target) / np.linalg.norm(tuning.target)
-    return float(error / (1.5 * law.covariance_floor(2 * draws, thin) + 0.02))
+def tuned(divergence):
+    data, model = contaminated(), eq.glm("gaussian", scale=0.9, divergence=divergence)
+    return model, data, eq.tune(eq.moments(model, data, eq.fit(model, data).params), "sandwich", eq.Dynamics(50))
 
 
 @pytest.mark.parametrize("divergence", [Huber(1.345), StudentT(4.0), Pinball(0.75, 0.3)], ids=repr)
 def test_a_chain_on_data_with_outliers_is_calibrated(divergence) -> None:
-    assert excess(divergence) <= 1.0
+    assert excess(*tuned(divergence), goal=0.01) <= 1.0
 
 
 def test_a_step_that_is_off_is_noticed() -> None:
-    assert excess(Huber(1.345), factor=1.3) > 1.0
+    model, data, tuning = tuned(Huber(1.345))
+    assert excess(model, data, replace(tuning, step=1.3 * tuning.step), goal=0.01) > 1.0
 
 
 @pytest.mark.parametrize("kind", [Huber, StudentT, lambda v: Pinball(0.5, v)])

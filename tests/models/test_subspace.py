@@ -15,7 +15,7 @@ import pytest
 import equipoise as eq
 from equipoise.models import verbs
 from equipoise.models.general import evaluation, stored
-from equipoise.models.general.curvature import FactoredCurvature
+from equipoise.models.general.factored import FactoredCurvature
 from equipoise.models.general.stored import StoredCurvature
 from equipoise.models.general.whole import Whole, lanczos
 

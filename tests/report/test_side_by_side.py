@@ -56,6 +56,12 @@ def test_other_numbers_below_and_stars(runs) -> None:
     ratio = eq.compare_fits(runs[:2], exponentiate=True)
     np.testing.assert_allclose(ratio.frame["estimate"], np.exp(eq.compare_fits(runs[:2]).frame["estimate"]))
     assert "rate ratio" in ratio.to_text()
+    arrays = {"clusters": np.arange(200) % 25, "small_sample": False}
+    other = eq.compare_fits(runs[:2], kind="CRV1", **arrays).frame["std_error"]
+    np.testing.assert_allclose(
+        other, np.concatenate([run.tidy(kind="CRV1", **arrays)["std_error"] for run in runs[:2]])
+    )
+    assert not np.allclose(other, eq.compare_fits(runs[:2]).frame["std_error"], rtol=1e-3)
     starred = eq.compare_fits(runs, stars=True, kind="HC0", below="p_value")
     assert "***" in starred.to_text()
     assert "(<0.001)" in starred.to_text()

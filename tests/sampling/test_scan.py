@@ -9,6 +9,7 @@ import pytest
 import equipoise as eq
 from equipoise import InvalidInput
 from equipoise.engines.random import rows_with_replacement
+from tests.known import jax_loss
 
 N = 20_000
 
@@ -201,13 +202,7 @@ def test_numbers_of_more_than_32_bits_are_uniform() -> None:
 
 @pytest.mark.slow
 def test_a_loss_of_ones_own_on_files(frame, folder) -> None:
-    def loss(p, o):
-        import jax.numpy as jnp
-
-        eta = p["a"] + jnp.dot(o["x"], p["b"])
-        return jnp.exp(eta) - o["y"] * eta
-
-    model = eq.Model(loss, {"a": 0.0, "b": np.zeros(2)}, prior_precision=0.5)
+    model = eq.Model(jax_loss, {"a": 0.0, "b": np.zeros(2)}, prior_precision=0.5)
     arrays = {"x": frame[["a", "b"]].to_numpy(), "y": frame["y"].to_numpy()}
     problem = eq.bind(model, arrays)
     moments = eq.moments(problem, eq.fit(problem))

@@ -102,20 +102,19 @@ def test_control_a_step_thirty_per_cent_too_large_is_detected(family, batch_size
     assert excess(model, data, replace(tuning, step=step), law) > 3.0
 
 
-def test_control_momentum_that_the_tuning_did_not_know_is_detected(prepared) -> None:
+@pytest.mark.parametrize(
+    ("known", "really"),
+    [
+        (eq.Dynamics(100), eq.Dynamics(100, momentum=0.3)),
+        (eq.Dynamics(300), eq.Dynamics(300, replacement=False)),
+    ],
+    ids=["momentum", "replacement"],
+)
+def test_control_what_the_tuning_did_not_know_is_detected(known, really, prepared) -> None:
     model, data, m = prepared("gaussian")
-    tuning = eq.tune(m, "sandwich", eq.Dynamics(100))
-    dynamics = eq.Dynamics(100, momentum=0.3)
-    law = eq.stationary(m, tuning.step, dynamics)
-    assert excess(model, data, replace(tuning, dynamics=dynamics), law) > 3.0
-
-
-def test_control_replacement_that_the_tuning_did_not_know_is_detected(prepared) -> None:
-    model, data, m = prepared("gaussian")
-    tuning = eq.tune(m, "sandwich", eq.Dynamics(300))
-    dynamics = eq.Dynamics(300, replacement=False)
-    law = eq.stationary(m, tuning.step, dynamics)
-    assert excess(model, data, replace(tuning, dynamics=dynamics), law) > 3.0
+    tuning = eq.tune(m, "sandwich", known)
+    law = eq.stationary(m, tuning.step, really)
+    assert excess(model, data, replace(tuning, dynamics=really), law) > 3.0
 
 
 def test_autocorrelation_time_and_mean_bias_are_as_predicted(prepared) -> None:

@@ -1,8 +1,8 @@
-"""The network of examples/network.py, shortened: the exact proxy against continuous time, and last-layer calibration."""
+"""The network of figure-nn, shortened: the exact proxy against continuous time; and the last layer of examples/network.py."""
 
 from __future__ import annotations
 
-import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,40 +10,35 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 import equipoise as eq
+from equipoise.experiments.designs import diabetes
+from equipoise.experiments.network import fitted, network, predict
 
 pytest.importorskip("jax")
 STEP, CHAINS, DYNAMICS = 0.4, 8, eq.Dynamics(batch_size=32)
 
 
-@pytest.fixture(scope="module")
-def study():
-    """The example as a module, with one BLAS thread: its matrices are small, and the cores are shared."""
-    path = Path(__file__).parents[2] / "examples" / "network.py"
-    spec = importlib.util.spec_from_file_location("network_example", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Its matrices are small, and the cores are shared."""
     with threadpool_limits(1):
-        yield module
+        yield
 
 
 @pytest.fixture(scope="module")
-def data(study):
-    return study.diabetes()
+def data():
+    return diabetes()
 
 
 @pytest.fixture(scope="module")
-def restricted(study, data):
+def restricted(data):
     """The fitted network in the directions that carry gradient noise, with its moments there, and the whole's."""
-    model = study.network(0, prior_precision=20.0)
-    fit = eq.fit(model, data)
-    whole = eq.moments(model, data, fit.params)
-    model = study.noisy_directions(model, fit, whole)
-    return fit, whole, model, eq.moments(model, data, fit.params)
+    model, moments = fitted(20.0, 0)
+    return eq.moments(network(20.0), data, model.init), model, moments
 
 
 def test_units_are_copies_and_carry_no_noise_apart(restricted) -> None:
-    fit, whole, _, moments = restricted
-    into, out = fit.params["layer1"]["weights"], fit.params["layer2"]["weights"][:, 0]
+    whole, model, moments = restricted
+    into, out = model.init["layer1"]["weights"], model.init["layer2"]["weights"][:, 0]
     # tanh is odd: a copy may have both signs turned
     np.testing.assert_allclose(into * np.sign(out), np.outer(into[:, 0] * np.sign(out[0]), np.ones(3)), atol=1e-9)
     # two differences of three units, in two weights, a bias and an output weight each
@@ -52,13 +47,13 @@ def test_units_are_copies_and_carry_no_noise_apart(restricted) -> None:
         eq.tune(whole, "sandwich", DYNAMICS)
 
 
-def test_the_restriction_leaves_nothing_out(study, data, restricted) -> None:
+def test_the_restriction_leaves_nothing_out(data, restricted) -> None:
     """One step of the gradient on any rows stays within the subspace."""
-    _, whole, model, moments = restricted
+    whole, model, moments = restricted
     basis = model.subspace[1]
     rng = np.random.default_rng(3)
     place = whole.params + 0.1 * rng.normal(size=moments.dim) @ basis
-    full = study.network(0, prior_precision=20.0)
+    full = network(20.0)
     for _ in range(3):
         rows = rng.integers(442, size=32)
         gradient = full.bind({name: column[rows] for name, column in data.items()}).derivatives(place, 1).gradient
@@ -67,7 +62,7 @@ def test_the_restriction_leaves_nothing_out(study, data, restricted) -> None:
 
 
 def test_exact_proxy_beats_continuous_time_at_the_largest_step(data, restricted) -> None:
-    _, _, model, moments = restricted
+    _, model, moments = restricted
     tuning = eq.Tuning.at(moments, STEP, DYNAMICS)
     law, draws, thin = tuning.predicted, 3000, 25
     chains = eq.sample(model, data, tuning, draws=draws, chains=CHAINS, seed=2, thin=thin, burn_in=1500, progress=False)
@@ -91,8 +86,11 @@ def test_exact_proxy_beats_continuous_time_at_the_largest_step(data, restricted)
     assert gap <= 1.5 * small.predicted.covariance_floor(CHAINS * 300, 200) + 0.02
 
 
-def test_last_layer_is_calibrated(study, data) -> None:
-    cal = study.last_layer(data, ess=20_000, restarts=0)
+def test_last_layer_is_calibrated(data, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    from network import last_layer
+
+    cal = last_layer(data, ess=20_000, restarts=0)
     assert cal.names == ("layer2.bias[0]", *(f"layer2.weights[{k},0]" for k in range(3)))
     target, law = cal.plan.tuning.target, cal.plan.tuning.predicted
     floor = law.covariance_floor(cal.draws.shape[0] * cal.draws.shape[1], cal.chains.thin)
@@ -110,7 +108,7 @@ def test_last_layer_is_calibrated(study, data) -> None:
     bread = np.linalg.inv(z.T @ z / 442 + 0.5 * np.eye(4) / 442)
     np.testing.assert_allclose(cal.fit.params["layer2"]["weights"][:, 0], theta[1:], rtol=1e-8)
     np.testing.assert_allclose(target, bread @ np.cov(score, rowvar=False, ddof=0) @ bread / 442, rtol=1e-6)
-    found = cal.evaluate(study.predict, {"x": data["x"][:3]}, interval=0.9)
+    found = cal.evaluate(predict, {"x": data["x"][:3]}, interval=0.9)
     np.testing.assert_allclose(found["estimate"], (z @ theta)[:3], rtol=1e-8)
     # a linear function of normal draws has a normal interval
     half = 1.645 * np.sqrt(np.einsum("ni,ij,nj->n", z[:3], target, z[:3]))

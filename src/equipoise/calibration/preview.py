@@ -14,8 +14,9 @@ from equipoise.cards import Card
 from equipoise.fitting.fit import fit
 from equipoise.models.problem import Problem
 from equipoise.models.verbs import moments
+from equipoise.theory.limit import max_stable_step
 from equipoise.theory.moments import Moments
-from equipoise.theory.stationary import Stationary, max_stable_step, stationary
+from equipoise.theory.stationary import Stationary, stationary
 from equipoise.theory.tuning import tune
 
 __all__ = ["Preview", "preview"]

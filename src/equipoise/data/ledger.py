@@ -78,7 +78,6 @@ class Ledger:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._kept: dict[str, NDArray[np.generic]] = {}
-        self.recalled = 0
         if path.exists():
             try:
                 with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
@@ -94,7 +93,6 @@ class Ledger:
         mine = sorted((name for name in self._kept if name.startswith(f"{key}.")), key=_place)
         if not mine:
             return None
-        self.recalled += 1
         return cast(Sums, _filled(like(), iter([self._kept[name] for name in mine])))
 
     def keep(self, key: str, sums: object) -> None:

@@ -18,10 +18,10 @@ def brief(words: object, most: int = 80) -> str:
     return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
-def located(place: object, most: int = 80) -> str:
+def located(place: object) -> str:
     """A path, or a place in a file, on one line; cut at its beginning where it is too long: its end says which."""
     line = " ".join(str(place).split())
-    return line if len(line) <= most else f"...{line[3 - most :]}"
+    return line if len(line) <= 80 else f"...{line[-77:]}"
 
 
 def listed(values: Iterable[object], most: int = 6) -> str:

@@ -55,7 +55,7 @@ def _times(job: Job, scale: Scale) -> Result:
     target, dynamics = eq.sandwich(moments), eq.Dynamics(BATCH)
     Q = _noise(moments, target, dynamics)
     repeats = max(1, min(20, int(2e6 / dim**3)))
-    cell = {"setting": "", "run": "", "dataset": job["dataset"], "loss": "", "batch": f"D={dim}"}
+    cell = {"dataset": job["dataset"], "batch": f"D={dim}"}
     seconds, tuning = _fastest(lambda: eq.tune(moments, target, dynamics), repeats)
     rows = [
         row(seconds, metric="step_matrix_seconds", method="closed-form", **cell),
@@ -98,7 +98,7 @@ def _accuracy(name: str, scale: Scale) -> Result:
         for method, step in steps.items():
             spread = spread_of_any_step(moments, step, dynamics)
             gap = float(np.linalg.norm(spread - target) / np.linalg.norm(target))
-            cell = {"setting": "", "run": "", "dataset": name, "loss": "log", "batch": label, "method": method}
+            cell = {"dataset": name, "loss": "log", "batch": label, "method": method}
             rows.append(row(gap, metric="covariance_error", floor=0.0, bias=gap, **cell))
     return {"rows": rows}
 

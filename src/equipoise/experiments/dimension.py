@@ -94,7 +94,7 @@ def run(job: Job, scale: Scale) -> Result:
     found = eq.coupled_distance(problem, tuning, steps=steps, seed=seed)
     # the theorem's A, which no step enters: W₂ ≤ A (λ/B + 1/β)
     constant = eq.wasserstein_bound(problem, fit, kind.step, dynamics).headline.constants["A"]
-    key = {"setting": "", "run": "", "loss": "", "dataset": job["panel"], "batch": kind.name, "method": str(size)}
+    key = {"dataset": job["panel"], "batch": kind.name, "method": str(size)}
     values = {"gelbrich": found.gelbrich, "coupling": found.coupling, "theorem_constant": constant}
     return {"rows": [row(v, metric=k, **key) for k, v in values.items()]}
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 import equipoise as eq
 from equipoise.experiments.designs import Study, heteroskedastic
 from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, tell
-from equipoise.experiments.plots import COLOURS, lines
+from equipoise.experiments.plots import COLOURS, floor_line, lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,21 +30,17 @@ def run(job: Job, scale: Scale) -> Result:
     seed = 1000 * scale.seed + job["repetition"]
     x, y = heteroskedastic(20, 1000, seed)
     study = Study("simulated-linear", "log", eq.glm("gaussian", scale=1.0), (x, y), None, scale.pick(4000, 200), 0.02)
-    rows = compare_rules(study, RULES, {str(job["size"]): job["size"]}, seed, {"setting": "", "run": ""})
+    rows = compare_rules(study, RULES, {str(job["size"]): job["size"]}, seed, {"run": ""})
     return {"rows": [r for r in rows if r["metric"] == "covariance_error"]}
 
 
 def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the figure is said to show."""
     small, large = (numbers.where(batch=b) for b in (numbers.names("batch")[0], numbers.names("batch")[-1]))
-    cells = [n.at(method=m) for m in RULES for n in (small, large)]
-    if any(c is None for c in cells):
+    cells = [cell for m in RULES for n in (small, large) if (cell := n.at(method=m)) is not None]
+    if len(cells) < 2 * len(RULES):
         return []
     ct_small, ct_large, ws_small, ws_large, exact_small, exact_large = cells
-    assert ct_small is not None
-    assert ct_large is not None
-    assert exact_large is not None
-    assert ws_large is not None
     good = ct_large.mean > 3.0 * exact_large.mean and ct_large.mean > ct_small.mean and ws_large.mean > exact_large.mean
     return [
         Claim(
@@ -61,18 +55,10 @@ def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
 
 def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
     """Error against batch size, with the floor."""
-    axis = figure.subplots()
+    axis, x = figure.subplots(), [float(b) for b in numbers.names("batch")]
     for rule in RULES:
-        lines(axis, [float(b) for b in numbers.names("batch")], list(numbers.where(method=rule)), rule, COLOURS[rule])
-    exact = numbers.where(method="dq-exact")
-    x = [float(b) for b in exact.names("batch")]
-    axis.plot(
-        x,
-        [c.floor if c.floor is not None else np.nan for c in exact],
-        ":",
-        color=COLOURS["floor"],
-        label="Monte Carlo floor",
-    )
+        lines(axis, x, list(numbers.where(method=rule)), rule, COLOURS[rule])
+    floor_line(axis, x, numbers.where(method="dq-exact"))
     axis.set(xscale="log", yscale="log", xlabel="batch size B", ylabel="‖Ŝ − S⋆‖ / ‖S⋆‖")
     axis.set_xscale("log", base=2)
     axis.legend(frameon=False)

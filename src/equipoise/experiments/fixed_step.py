@@ -58,7 +58,7 @@ def run(job: Job, scale: Scale) -> Result:
     tuning = eq.Tuning.at(moments, job["step"], dynamics)
     law = tuning.predicted
     thin, draws = max(1, int(law.iact() / 10)), scale.pick(20_000, 1000)
-    cell = {"setting": "", "run": "", "dataset": study.dataset, "loss": "log", "batch": f"lambda={job['step']}"}
+    cell = {"dataset": study.dataset, "loss": "log", "batch": f"lambda={job['step']}"}
     proxies = PROXIES[job["kind"]]
     try:
         chain = eq.sample(

@@ -49,7 +49,7 @@ def run(job: Job, scale: Scale) -> Result:
         found = np.full(study.dim, np.inf) if chain.draws is None else chain.draws.var(axis=0)
         variances[rule] = found.tolist()
         reason = "" if chain.law is None else f"Theory predicts {np.median(np.diag(chain.law.cov) / wanted):.3g}."
-        cell = {"setting": setting, "run": "", "dataset": study.dataset, "loss": "log", "batch": job["batch"]}
+        cell = {"setting": setting, "dataset": study.dataset, "loss": "log", "batch": job["batch"]}
         value = float(np.median(found / wanted))
         rows.append(row(value, metric="variance_ratio", method=rule, radius=chain.radius, reason=reason, **cell))
     return {"rows": rows, "curves": {"dataset": study.dataset, "batch": job["batch"], "variances": variances}}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -256,11 +256,9 @@ def _of_chain(study: Study, center: Array, chain: Chain, target: Array, cell: di
         )
     ]
     if study.truth is not None and study.dataset == "simulated-linear":
-        levels = np.full(study.dim, np.nan) if chain.draws is None else (chain.draws <= study.truth).mean(axis=0)
-        value = np.inf if chain.draws is None else ks_distance(levels)
-        found.append(row(value, metric="calibration_error", floor=ks_reference(study.dim), **more))
+        levels = None if chain.draws is None else (chain.draws <= study.truth).mean(axis=0)
         mean = None if chain.draws is None else chain.draws.mean(axis=0)
-        found.append(row(_off(mean, study.truth), metric="parameter_error", floor=_off(center, study.truth), **more))
+        found += _against_truth(study.truth, levels, mean, center, more)
     elif study.dataset == "simulated-poisson":
         value = quantile_error(chain.draws, center, target)
         found.append(row(value, metric="calibration_error", floor=quantile_reference(chain.passes), **more))
@@ -272,9 +270,7 @@ def _gaussian(study: Study, center: Array, cov: Array, target: Array, cell: dict
     found = [row(gap, metric="covariance_error", floor=0.0, bias=gap, **cell)]
     if study.truth is not None:
         levels = ndtr((study.truth - center) / np.sqrt(np.diag(cov)))
-        found.append(row(ks_distance(levels), metric="calibration_error", floor=ks_reference(study.dim), **cell))
-        off = _off(center, study.truth)
-        found.append(row(off, metric="parameter_error", floor=off, **cell))
+        found += _against_truth(study.truth, levels, center, center, cell)
     return found
 
 
@@ -291,14 +287,17 @@ def _nuts(study: Study, moments: eq.Moments, target: Array, seed: int, cell: dic
     found = [row(covariance_error(draws, target), metric="covariance_error", floor=mc, bias=bias, **cell)]
     if study.truth is not None:
         levels = (draws <= study.truth).mean(axis=0)
-        found.append(row(ks_distance(levels), metric="calibration_error", floor=ks_reference(study.dim), **cell))
-        off = _off(draws.mean(axis=0), study.truth)
-        found.append(row(off, metric="parameter_error", floor=_off(moments.params, study.truth), **cell))
+        found += _against_truth(study.truth, levels, draws.mean(axis=0), moments.params, cell)
     return found
 
 
-def _off(center: Array | None, truth: Array | None) -> float:
-    """‖θ̄ − θ⋆‖ / ‖θ⋆‖."""
-    if center is None or truth is None:
-        return np.inf
-    return float(np.linalg.norm(center - truth) / np.linalg.norm(truth))
+def _against_truth(
+    truth: Array, levels: Array | None, mean: Array | None, center: Array, cell: Mapping[str, float | str | None]
+) -> list[Row]:
+    """Where the truth lies among the draws, and how far off ‖θ̄ − θ⋆‖ / ‖θ⋆‖ is; infinite for a chain that left the numbers."""
+    gap = np.inf if levels is None else ks_distance(levels)
+    off, least = (np.inf if c is None else np.linalg.norm(c - truth) / np.linalg.norm(truth) for c in (mean, center))
+    return [
+        row(gap, metric="calibration_error", floor=ks_reference(truth.size), **cell),
+        row(float(off), metric="parameter_error", floor=float(least), **cell),
+    ]

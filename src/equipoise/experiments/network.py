@@ -15,13 +15,13 @@ from equipoise.experiments.designs import diabetes
 from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import row
 from equipoise.experiments.numbers import Claim, Numbers, Row, short, tell
-from equipoise.experiments.plots import COLOURS, lines
+from equipoise.experiments.plots import COLOURS, floor_line, lines
 
 if TYPE_CHECKING:
     import jax
     from matplotlib.figure import Figure
 
-__all__ = ["ENTRY", "fitted", "network", "start"]
+__all__ = ["ENTRY", "fitted", "loss", "network", "predict"]
 
 Layers = dict[str, dict[str, Array]]
 
@@ -40,14 +40,19 @@ def start(seed: int) -> Layers:
     }
 
 
-def loss(params: dict[str, dict[str, jax.Array]], row: dict[str, jax.Array]) -> jax.Array:
-    """Half the squared error of one patient."""
+def predict(params: dict[str, dict[str, jax.Array]], row: dict[str, jax.Array]) -> jax.Array:
+    """The network's output for one patient."""
     import jax.numpy as jnp
 
     hidden = row["x"]
     for name in ("layer0", "layer1"):
         hidden = jnp.tanh(hidden @ params[name]["weights"] + params[name]["bias"])
-    return 0.5 * (row["y"] - (hidden @ params["layer2"]["weights"] + params["layer2"]["bias"])[0]) ** 2
+    return (hidden @ params["layer2"]["weights"] + params["layer2"]["bias"])[0]
+
+
+def loss(params: dict[str, dict[str, jax.Array]], row: dict[str, jax.Array]) -> jax.Array:
+    """Half the squared error of one patient."""
+    return 0.5 * (row["y"] - predict(params, row)) ** 2
 
 
 def network(prior: float, seed: int = 0) -> eq.Model:
@@ -56,7 +61,7 @@ def network(prior: float, seed: int = 0) -> eq.Model:
 
 
 @cache
-def fitted(prior: float, restarts: int) -> tuple[eq.Model, eq.Moments, int]:
+def fitted(prior: float, restarts: int) -> tuple[eq.Model, eq.Moments]:
     """The network at its minimiser, restricted to the directions in which its gradient has noise.
 
     Hidden units that have become copies of one another get the same gradient from every row: a chain that starts with
@@ -68,7 +73,7 @@ def fitted(prior: float, restarts: int) -> tuple[eq.Model, eq.Moments, int]:
     values, vectors = np.linalg.eigh(moments.score_cov)
     noisy = values > 1e-10 * values[-1]
     restricted = replace(model, init=fit.params, subspace=(moments.params, vectors[:, noisy].T))
-    return restricted, eq.moments(restricted, data, fit.params), int((~noisy).sum())
+    return restricted, eq.moments(restricted, data, fit.params)
 
 
 def jobs(scale: Scale) -> list[Job]:
@@ -92,30 +97,14 @@ def run(job: Job, scale: Scale) -> Result:
     """Relative distance of every prediction from the covariance of the chain."""
     if job["prior"] == 0.0:
         return {"rows": _without_prior(scale)}
-    model, moments, _ = fitted(job["prior"], restarts=scale.pick(4, 0))
+    model, moments = fitted(job["prior"], restarts=scale.pick(4, 0))
     if job.get("kind") == "epochs":
         return {"rows": _reshuffled(model, moments, job, scale)}
-    dynamics, data = eq.Dynamics(BATCH), diabetes()
-    tuning = eq.Tuning.at(moments, job["step"], dynamics)
-    law, steps = tuning.predicted, scale.pick(400_000, 8000)
-    thin = max(1, int(law.iact() // 20))
-    burn_in = min(int(3 * law.iact()), steps // 4)
-    draws, chains = (steps - burn_in) // thin, scale.pick(_CHAINS, 2)
-    made = eq.sample(
-        model, data, tuning, draws=draws, chains=chains, seed=1000 * scale.seed + job["repetition"], thin=thin, burn_in=burn_in,
-        threads=1, progress=False,
-    )  # fmt: skip
-    predictions = {
-        name: _predicted(moments, job["step"], name) for name in ("dq-exact", "ct", "dq-const", "ct-hessian")
-    }
-    cell = _cell(job, "")
-    rows = []
-    for chain in made.draws:
-        observed = np.cov(chain, rowvar=False)
-        norm = float(np.linalg.norm(observed))
-        for name, cov in predictions.items():
-            gap = float(np.linalg.norm(cov - observed)) / norm
-            rows.append(row(gap, metric="relative_error", method=name, floor=law.covariance_floor(draws, thin), **cell))
+    tuning = eq.Tuning.at(moments, job["step"], eq.Dynamics(BATCH))
+    law, cell = tuning.predicted, _cell(job, "")
+    made = _long_run(model, tuning, law, scale.pick(400_000, 8000), scale, job["repetition"])
+    names = ("dq-exact", "ct", "dq-const", "ct-hessian")
+    rows = _gaps(made, law, {name: _predicted(moments, job["step"], name) for name in names}, cell)
     # the largest move of the mean, in predicted standard deviations, of all chains together
     shift = (made.flat().mean(axis=0) - tuning.center) / np.sqrt(np.diag(law.cov))
     worst = int(np.abs(shift).argmax())
@@ -124,27 +113,39 @@ def run(job: Job, scale: Scale) -> Result:
         row(float(abs(shift[worst])), metric="shift_of_the_mean", method="observed", **cell),
         row(abs(predicted), metric="shift_of_the_mean", method="predicted", **cell),
     ]
-    pooled = np.cov(made.flat(), rowvar=False)
-    rows.append(
-        row(
-            _at_the_mean(model, data, made.flat().mean(axis=0), job["step"], pooled),
-            metric="relative_error",
-            method="dq-exact-at-the-mean",
-            **cell,
-        )
-    )
-    return {"rows": rows}
+    gap = _at_the_mean(model, made.flat(), job["step"])
+    return {"rows": [*rows, row(gap, metric="relative_error", method="dq-exact-at-the-mean", **cell)]}
+
+
+def _long_run(
+    model: eq.Model, tuning: eq.Tuning, usual: eq.Stationary, steps: int, scale: Scale, repetition: int
+) -> eq.Chains:
+    """Chains of so many steps, stored and discarded by the autocorrelation time of independent batches."""
+    thin = tuning.predicted.stride(max(1, int(usual.iact() // 20)))
+    burn_in = min(int(3 * usual.iact()), steps // 4)
+    return eq.sample(
+        model, diabetes(), tuning, draws=(steps - burn_in) // thin, chains=scale.pick(_CHAINS, 2),
+        seed=1000 * scale.seed + repetition, thin=thin, burn_in=burn_in, threads=1, progress=False,
+    )  # fmt: skip
+
+
+def _gaps(made: eq.Chains, law: eq.Stationary, predictions: dict[str, Array], cell: dict[str, str]) -> list[Row]:
+    """Relative distance of every prediction from the covariance of every chain, with the floor of a chain with this law."""
+    floor = law.covariance_floor(made.draws.shape[1], made.thin)
+    return [
+        row(_distance(cov, np.cov(chain, rowvar=False)), metric="relative_error", method=name, floor=floor, **cell)
+        for chain in made.draws
+        for name, cov in predictions.items()
+    ]
+
+
+def _distance(predicted: Array, observed: Array) -> float:
+    return float(np.linalg.norm(predicted - observed) / np.linalg.norm(observed))
 
 
 def _cell(job: Job, run: str) -> dict[str, str]:
     """The names of a cell: `run` is "epochs" for chains that reshuffle."""
-    return {
-        "setting": "",
-        "run": run,
-        "dataset": f"prior={job['prior']:g}",
-        "loss": "",
-        "batch": f"lambda={job['step']}",
-    }
+    return {"run": run, "dataset": f"prior={job['prior']:g}", "batch": f"lambda={job['step']}"}
 
 
 def _reshuffled(model: eq.Model, moments: eq.Moments, job: Job, scale: Scale) -> list[Row]:
@@ -153,27 +154,14 @@ def _reshuffled(model: eq.Model, moments: eq.Moments, job: Job, scale: Scale) ->
     Of both predictions: relative distance of the covariance, and total variance over the observed one.
     """
     tuning = eq.Tuning.at(moments, job["step"], eq.Dynamics(BATCH, batches="epochs"))
-    law, steps, usual = (
-        tuning.predicted,
-        scale.pick(200_000, 8000),
-        eq.stationary(moments, job["step"], eq.Dynamics(BATCH)),
-    )
-    thin = law.stride(max(1, int(usual.iact() // 20)))
-    burn_in = min(int(3 * usual.iact()), steps // 4)
-    draws = (steps - burn_in) // thin
-    made = eq.sample(
-        model, diabetes(), tuning, draws=draws, chains=scale.pick(_CHAINS, 2), seed=1000 * scale.seed, thin=thin,
-        burn_in=burn_in, threads=1, progress=False,
-    )  # fmt: skip
-    cell, rows = _cell(job, "epochs"), []
-    for chain in made.draws:
-        observed = np.cov(chain, rowvar=False)
-        for name, cov in (("dq-exact-epochs", law.cov), ("dq-exact", usual.cov)):
-            gap = float(np.linalg.norm(cov - observed) / np.linalg.norm(observed))
-            floor = law.covariance_floor(draws, thin)
-            rows.append(row(gap, metric="relative_error", method=name, floor=floor, **cell))
-            rows.append(row(np.trace(cov) / np.trace(observed), metric="variance_ratio", method=name, **cell))
-    return rows
+    law, usual = tuning.predicted, eq.stationary(moments, job["step"], eq.Dynamics(BATCH))
+    made = _long_run(model, tuning, usual, scale.pick(200_000, 8000), scale, 0)
+    cell, predictions = _cell(job, "epochs"), {"dq-exact-epochs": law.cov, "dq-exact": usual.cov}
+    return _gaps(made, law, predictions, cell) + [
+        row(np.trace(cov) / np.cov(chain, rowvar=False).trace(), metric="variance_ratio", method=name, **cell)
+        for chain in made.draws
+        for name, cov in predictions.items()
+    ]
 
 
 def _predicted(moments: eq.Moments, step: float, name: str) -> Array:
@@ -188,27 +176,20 @@ def _predicted(moments: eq.Moments, step: float, name: str) -> Array:
     return eq.stationary(replace(moments, loss_hessian=H), step, eq.Dynamics(BATCH), proxy=name).cov
 
 
-def _at_the_mean(model: eq.Model, data: dict[str, Array], place: Array, step: float, observed: Array) -> float:
-    """The prediction with moments taken where the chain really is; infinite where no law is stationary there."""
+def _at_the_mean(model: eq.Model, draws: Array, step: float) -> float:
+    """The prediction with moments taken where the chains really are; infinite where no law is stationary there."""
     try:
-        cov = eq.stationary(eq.moments(model, data, place), step, eq.Dynamics(BATCH)).cov
+        cov = eq.stationary(eq.moments(model, diabetes(), draws.mean(axis=0)), step, eq.Dynamics(BATCH)).cov
     except eq.EquipoiseError:
         return np.inf
-    return float(np.linalg.norm(cov - observed) / np.linalg.norm(observed))
+    return _distance(cov, np.cov(draws, rowvar=False))
 
 
 def _without_prior(scale: Scale) -> list[Row]:
     """Where trust-region steps lead without weight decay, and what the theory says there."""
     rows = []
     for seed in range(scale.pick(3, 1)):
-        cell = {
-            "setting": "",
-            "run": "",
-            "dataset": "prior=0",
-            "loss": "",
-            "batch": f"start {seed}",
-            "method": "fit",
-        }
+        cell = {"dataset": "prior=0", "batch": f"start {seed}", "method": "fit"}
         try:
             fit = eq.fit(network(0.0, seed), diabetes(), max_iterations=scale.pick(100, 5), restarts=1)
         except eq.EquipoiseError as error:
@@ -310,15 +291,8 @@ def draw(figure: Figure, numbers: Numbers, _: list[Curves]) -> None:
             cells = list(here.where(method=name))
             if cells:
                 lines(axis, x, cells, name, COLOURS[name])
-        floor = [c.floor if c.floor is not None else np.nan for c in here.where(method="dq-exact")]
-        axis.plot(x, floor, ":", color=COLOURS["floor"], label="Monte Carlo floor")
-        axis.set(
-            xscale="log",
-            yscale="log",
-            xlabel="step λ",
-            ylabel="relative covariance error",
-            title=title,
-        )
+        floor_line(axis, x, here.where(method="dq-exact"))
+        axis.set(xscale="log", yscale="log", xlabel="step λ", ylabel="relative covariance error", title=title)
         axis.legend(frameon=False, fontsize=8)
 
 

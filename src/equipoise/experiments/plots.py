@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +14,7 @@ from equipoise.report import palette
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["COLOURS", "ellipse", "lines"]
+__all__ = ["COLOURS", "ellipse", "floor_line", "lines"]
 
 
 COLOURS = {
@@ -37,6 +37,12 @@ def lines(axis: Axes, x: Sequence[float], cells: Sequence[Number], label: str, c
     low, high = np.array([c.interval if np.isfinite(c.mean) else (np.nan, np.nan) for c in cells]).T
     axis.plot(x, finite, marker=marker, markersize=4, color=colour, label=label)
     axis.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def floor_line(axis: Axes, x: Sequence[float], cells: Iterable[Number]) -> None:
+    """What a chain with the right covariance scores at its length."""
+    floor = [np.nan if c.floor is None else c.floor for c in cells]
+    axis.plot(x, floor, ":", color=COLOURS["floor"], label="Monte Carlo floor")
 
 
 def ellipse(axis: Axes, center: Array, cov: Array, label: str, colour: str, style: str = "-") -> None:

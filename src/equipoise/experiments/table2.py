@@ -7,26 +7,19 @@ from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, tell
 from equipoise.experiments.rules import CLOSED
-from equipoise.experiments.table1 import (
-    LONG_FLOOR,
-    LONG_RULES,
-    PRINTED_RULES,
-    claim_closed,
-    claim_closest,
-    claim_quantiles,
-    claim_small_batches,
-)
+from equipoise.experiments.table1 import LONG_FLOOR, LONG_RULES, PRINTED_RULES, claims_of_rules
 
 __all__ = ["ENTRY"]
 
 
 def jobs(scale: Scale) -> list[Job]:
     """Repetitions differ in the seed of the chains; the data are what they are."""
-    short: list[Job] = [
-        {"run": "printed", "loss": loss, "repetition": r} for loss in PRINTED_RULES for r in range(scale.repetitions)
-    ]
-    return short + [
-        {"run": "long", "loss": loss, "repetition": r} for loss in PRINTED_RULES for r in range(scale.pick(3, 1))
+    counts = {"printed": scale.repetitions, "long": scale.pick(3, 1)}
+    return [
+        {"run": run, "loss": loss, "repetition": r}
+        for run, count in counts.items()
+        for loss in PRINTED_RULES
+        for r in range(count)
     ]
 
 
@@ -34,15 +27,11 @@ def run(job: Job, scale: Scale) -> Result:
     """A chain for every rule and batch size."""
     study, seed = boston(job["loss"]), 1000 * scale.seed + job["repetition"]
     sizes = {"16": 16, "0.1N": study.rows // 10}
-    key = {"setting": "", "run": job["run"]}
+    key = {"run": job["run"]}
     if job["run"] == "printed":
-        rules = PRINTED_RULES[study.loss]
         # what does not depend on the seed is measured once, NUTS a few times
-        rules = tuple(
-            r
-            for r in rules
-            if job["repetition"] < {"posterior": 1, "sandwich-gaussian": 1, "nuts": scale.pick(3, 1)}.get(r, 999)
-        )
+        most = {"posterior": 1, "sandwich-gaussian": 1, "nuts": scale.pick(3, 1)}
+        rules = tuple(r for r in PRINTED_RULES[study.loss] if job["repetition"] < most.get(r, scale.repetitions))
         return {"rows": compare_rules(study, rules, sizes, seed, key, passes=scale.pick(None, 100))}
     sizes["0.5N"] = study.rows // 2
     rules = LONG_RULES if study.loss == "log" else (*LONG_RULES, CLOSED)
@@ -53,11 +42,7 @@ def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     """What the table is said to show."""
     found = []
     for loss in PRINTED_RULES:
-        here = numbers.where(loss=loss, metric="covariance_error")
-        found += claim_closest(here, f"Boston, {loss} loss")
-        found += claim_small_batches(here, f"Boston, {loss} loss")
-        found += claim_closed(numbers.where(loss=loss), f"Boston, {loss} loss")
-        found += claim_quantiles(numbers.where(loss=loss), f"Boston, {loss} loss")
+        found += claims_of_rules(numbers.where(loss=loss), f"Boston, {loss} loss")
     log = numbers.where(loss="log", run="printed", metric="covariance_error", batch="16")
     estimated, assumed = log.at(method="lr-ws"), log.at(method="lr-ws-model")
     if estimated is not None and assumed is not None:

@@ -6,7 +6,7 @@ from equipoise.experiments.designs import german, poisson
 from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, tell
-from equipoise.experiments.table1 import LONG_FLOOR, claim_closest, claim_quantiles, claim_small_batches
+from equipoise.experiments.table1 import LONG_FLOOR, claims_of_rules
 
 __all__ = ["ENTRY"]
 
@@ -48,13 +48,12 @@ def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:
     found = []
     cells = dict.fromkeys((c.setting, c.dataset) for c in numbers)
     for setting, dataset in cells:
-        here = numbers.where(setting=setting, dataset=dataset, metric="covariance_error")
+        here = numbers.where(setting=setting, dataset=dataset)
         label = f"{dataset}, {setting}" if setting else dataset
-        found += claim_closest(here, label)
-        found += claim_small_batches(here, label)
-        found += claim_quantiles(numbers.where(setting=setting, dataset=dataset), label)
+        found += claims_of_rules(here, label)
         literal, const, exact = (
-            here.at(run="long", batch="0.1N", method=m) for m in ("dq-const-literal", "dq-const", "dq-exact")
+            here.at(run="long", batch="0.1N", metric="covariance_error", method=m)
+            for m in ("dq-const-literal", "dq-const", "dq-exact")
         )
         if literal is not None and const is not None and exact is not None:
             found.append(

@@ -41,7 +41,7 @@ def run(job: Job, scale: Scale) -> Result:
     fit, dynamics = eq.fit(model, data), eq.Dynamics(job["size"])
     moments = eq.moments(model, data, fit.params)
     label = f"decay={job['decay']}" if job["panel"] == "decay" else f"B={job['size']}"
-    cell = {"setting": "", "run": "", "dataset": job["panel"], "loss": "", "batch": label, "metric": "test_loss"}
+    cell = {"dataset": job["panel"], "batch": label, "metric": "test_loss"}
     rows = []
     for proxy in PROXIES:
         law = eq.stationary(moments, STEP, dynamics, proxy=proxy)

@@ -64,7 +64,7 @@ def run(job: Job, scale: Scale) -> Result:
     found = eq.coupled_distance(model, rows, tuning, steps=steps, seed=seed)
     allowed = _largest_step(model, rows, fit, dynamics)
     bound = eq.wasserstein_bound(model, rows, fit, allowed, dynamics).value or np.nan
-    cell = {"setting": "", "run": "", "dataset": job["dataset"], "loss": "", "batch": f"B={job['size']}"}
+    cell = {"dataset": job["dataset"], "batch": f"B={job['size']}"}
     key = {**cell, "method": f"{job['ratio']:g}"}
     values = {
         "gelbrich": found.gelbrich, "coupling": found.coupling, "largest_step_of_the_theorem": allowed,

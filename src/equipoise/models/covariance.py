@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scipy.linalg import cho_factor, cho_solve
+from scipy.linalg import cho_factor
 
 from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.errors import InvalidInput
-from equipoise.linalg import symmetric
+from equipoise.linalg import between
 from equipoise.theory.moments import Moments
 
 __all__ = ["Covariance", "left", "pulled"]
@@ -71,5 +71,4 @@ def left(n: int, dim: int) -> int:
 
 def pulled(moments: Moments, middle: Array) -> Array:
     """(NH)⁻¹ M (NH)⁻¹."""
-    factor = cho_factor(moments.n * moments.hessian)
-    return symmetric(cho_solve(factor, cho_solve(factor, middle).T))
+    return between(cho_factor(moments.n * moments.hessian), middle)

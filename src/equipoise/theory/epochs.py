@@ -133,10 +133,8 @@ class Reshuffled(Stationary):
         return found
 
 
-def reshuffled(
-    moments: Moments, step: Array, dynamics: Dynamics, completion: Array | None = None, cov: Array | None = None
-) -> Reshuffled:
-    """The law of a chain with a step matrix that reads its rows in epochs; `cov` where it is already known.
+def reshuffled(moments: Moments, step: Array, dynamics: Dynamics, completion: Array | None = None) -> Reshuffled:
+    """The law of a chain with a step matrix that reads its rows in epochs.
 
     Raises
     ------
@@ -144,12 +142,11 @@ def reshuffled(
         If the mean does not converge.
     """
     noise = proxy_noise(moments, dynamics)
-    if cov is None:
-        injected = dynamics.temperature if completion is None else completion
-        modes = Modes.of(step, moments.hessian, dynamics.momentum, injected, discrete=True)
-        if not modes.mean_is_stable:
-            raise UnstableStep(mean_radius2(modes), largest_multiple(modes, noise))
-        cov = modes.outward(epoch_of(moments.n, moments.score_cov, dynamics, modes).mean[0, 0])
+    injected = dynamics.temperature if completion is None else completion
+    modes = Modes.of(step, moments.hessian, dynamics.momentum, injected, discrete=True)
+    if not modes.mean_is_stable:
+        raise UnstableStep(mean_radius2(modes), largest_multiple(modes, noise))
+    cov = modes.outward(epoch_of(moments.n, moments.score_cov, dynamics, modes).mean[0, 0])
     still = noise.constant
     return Reshuffled(symmetric(cov), step, still, still, dynamics, "dq-exact", moments, completion=completion)
 

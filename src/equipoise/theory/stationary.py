@@ -15,7 +15,7 @@ from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, flag, is_number, probability, whole
 from equipoise.errors import EquipoiseError, InvalidInput, UnstableStep
-from equipoise.linalg import in_fixed_order, symmetric
+from equipoise.linalg import between, in_fixed_order, symmetric
 from equipoise.theory import mixing
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.equation import Balanced, balance
@@ -28,7 +28,7 @@ from equipoise.theory.shape import skewness
 from equipoise.theory.stability import decay_bound, largest_multiple, mean_radius2, spectral_radius
 from equipoise.theory.tails import kurtosis, worst_kurtosis
 
-__all__ = ["Stationary", "law", "max_stable_step", "stationary"]
+__all__ = ["Stationary", "law", "stationary"]
 
 
 _ACCEPTED = 1e-8  # the largest relative residual accepted as a solution
@@ -164,7 +164,7 @@ class Stationary(Card):
             source = source + rest * cho_solve(factor, cho_solve(factor, self.completion).T)
         elif T > 0.0:
             source = source + 2.0 * T * rest * cho_solve(factor, np.eye(len(self.step)))
-        return _between(self.hessian, source)
+        return between(cho_factor(self.hessian), source)
 
     @in_fixed_order
     def iact(self, direction: ArrayLike | None = None) -> float:
@@ -359,34 +359,6 @@ def law(
     return Stationary(cov, step, C, noise.constant, dynamics, proxy, moments, completion=completion)
 
 
-@checked_options
-@in_fixed_order
-def max_stable_step(
-    moments: Moments, dynamics: Dynamics, direction: ArrayLike | None = None, *, proxy: str = "dq-exact"
-) -> float:
-    """The largest c such that every step below c·direction has a finite stationary covariance.
-
-    Parameters
-    ----------
-    moments, dynamics
-        The model's moments and the chain's dynamics.
-    direction
-        Scalar, vector or matrix Λ₀; the identity by default, so that the result is a scalar step size.
-    proxy
-        The proxy whose stability is asked for.
-
-    Returns
-    -------
-    float
-        Infinite for the continuous-time proxy, zero when the Hessian is not positive definite. To six digits where D > 12.
-    """
-    require_chain(moments, dynamics)
-    Lam = step_matrix(1.0 if direction is None else direction, moments.dim, "direction")
-    noise = proxy_noise(moments, dynamics, proxy)
-    # what is injected does not matter for stability
-    return largest_multiple(Modes.of(Lam, moments.hessian, dynamics.momentum, 0.0, noise.discrete), noise)
-
-
 def _modes(step: Array, hessian: Array, dynamics: Dynamics, completion: Array | None, discrete: bool) -> Modes:
     injected = dynamics.temperature if completion is None else completion
     return Modes.of(step, hessian, dynamics.momentum, injected, discrete)
@@ -408,11 +380,3 @@ def _solve(modes: Modes, noise: Noise) -> Balanced | None:
             "the stability limit. To fix: reduce the step slightly."
         )
     return found
-
-
-def _between(hessian: Array, middle: Array) -> Array:
-    """H⁻¹ M H⁻¹."""
-    factor = cho_factor(hessian)
-    half = cho_solve(factor, middle)
-    full = cho_solve(factor, half.T)
-    return symmetric(full)

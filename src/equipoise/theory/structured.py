@@ -17,8 +17,9 @@ from equipoise.arrays import Array
 from equipoise.errors import InfeasibleTarget, InvalidInput, UnstableStep
 from equipoise.linalg import symmetric
 from equipoise.theory.equation import balance
+from equipoise.theory.limit import max_stable_step
 from equipoise.theory.proxy import proxy_noise
-from equipoise.theory.stationary import Stationary, max_stable_step, stationary
+from equipoise.theory.stationary import Stationary, stationary
 
 if TYPE_CHECKING:
     from equipoise.theory.dynamics import Dynamics

@@ -9,7 +9,7 @@ from scipy.linalg import cho_factor, cho_solve
 from equipoise.arrays import Array
 from equipoise.checks import checked_options, instance, numeric_array, whole
 from equipoise.errors import FitFailed, InfeasibleTarget, InvalidInput
-from equipoise.linalg import FLAT, symmetric
+from equipoise.linalg import FLAT, between, symmetric
 from equipoise.theory.moments import Moments
 
 __all__ = ["TARGETS", "bayesbag", "posterior", "require_scores", "sandwich", "target_matrix"]
@@ -18,9 +18,7 @@ __all__ = ["TARGETS", "bayesbag", "posterior", "require_scores", "sandwich", "ta
 @checked_options
 def sandwich(moments: Moments) -> Array:
     """The robust covariance H⁻¹ V H⁻¹ / N: the sampling variance of the minimiser, whether or not the model is right."""
-    factor = _hessian_factor(moments)
-    half = cho_solve(factor, moments.score_cov)
-    return symmetric(cho_solve(factor, half.T)) / moments.n
+    return between(_hessian_factor(moments), moments.score_cov) / moments.n
 
 
 @checked_options

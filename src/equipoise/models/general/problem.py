@@ -26,12 +26,14 @@ from equipoise.engines.queue import require_queue
 from equipoise.engines.rules import QUEUEINGS
 from equipoise.errors import InvalidInput
 from equipoise.linalg import FLAT, Sums, curvature_axes, symmetric
-from equipoise.models.general.curvature import FactoredCurvature, GeneralCurvature, factored_curvature
+from equipoise.models.general.curvature import GeneralCurvature
+from equipoise.models.general.factored import FactoredCurvature, factored_curvature
 from equipoise.models.general.products import diagonal, product
 from equipoise.models.general.rowwise import GeneralRowwise
 from equipoise.models.general.search import GeneralSearch
 from equipoise.models.general.stored import StoredCurvature, subspace_curvature
 from equipoise.models.general.structure import Structure
+from equipoise.models.general.tracing import only_glm, require_scalar
 from equipoise.models.passes import BothSums
 from equipoise.models.problem import Derivatives
 from equipoise.theory.curvature import emphasis
@@ -46,10 +48,8 @@ __all__ = ["GeneralProblem", "Padded"]
 
 _SOME = 1000  # rows that stand for all where a loss is looked at
 _SEVERAL = 8  # times the square root of the number of parameters: what a network keeps of a row
-_SHARE, _COPIES = (
-    0.5,
-    4,
-)  # rows are read once for all if more than this share is touched; and times their size that takes
+# Rows are read once for all if more than this share of them is touched; and times their size that takes.
+_SHARE, _COPIES = 0.5, 4
 
 
 class Padded(NamedTuple):
@@ -168,8 +168,8 @@ class GeneralProblem(Card):
         with jax.enable_x64(True):
             rows = self.padded(next(iter(some.source.blocks())).take(slice(0, 1)), 1).rows
             first = jax.tree.map(lambda a: a[0], rows)
-            _require_scalar("loss", "(init, one row of the data)", functions.row, start, first)
-            _require_scalar("regularizer", "init", functions.penalty, start)
+            require_scalar("loss", "(init, one row of the data)", functions.row, start, first)
+            require_scalar("regularizer", "init", functions.penalty, start)
         value = some.derivatives(start, 0).value
         if not np.isfinite(value):
             raise InvalidInput("init", "a point where the loss is finite", f"mean loss {value}", "choose another start")
@@ -291,7 +291,7 @@ class GeneralProblem(Card):
 
     def bound_constants(self, theta: Array, radius: float | None) -> NoReturn:
         """The derivatives of a general loss have no known bounds."""
-        raise _only_glm("whose derivatives have known bounds")
+        raise only_glm("whose derivatives have known bounds")
 
     def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64", touched: float = np.inf) -> Engine:
         """The compiled loop over the user's loss."""
@@ -323,7 +323,7 @@ class GeneralProblem(Card):
 
     def coupling(self, tuning: Tuning, guard: Guard) -> Coupling:
         """Only the linear engine runs a chain beside its proxy."""
-        raise _only_glm("whose chains can run beside their proxy")
+        raise only_glm("whose chains can run beside their proxy")
 
     def reduce(self, f: Callable[[Padded], Sums], width: int) -> Sums:
         """Σ f over blocks of rows of one length, `width` numbers to be made of each row."""
@@ -383,27 +383,3 @@ def _held(source: Scan[Columns], tuning: Tuning, touched: float) -> bool:
     if not fits:
         require_queue(tuning.dynamics, _COPIES * source.size, source.memory)
     return True
-
-
-def _only_glm(why: str) -> InvalidInput:
-    return InvalidInput(
-        "model", f"one from eq.glm, {why}", "a loss of your own", "compare eq.diagnose(chains, tuning) instead"
-    )
-
-
-def _require_scalar(name: str, arguments: str, function: Callable[..., object], *at: object) -> None:
-    """Raise `InvalidInput` unless the user's function can be traced, gives a real scalar, and has a derivative."""
-    try:
-        found = jax.eval_shape(function, *at)
-        if isinstance(found, jax.ShapeDtypeStruct) and found.shape == () and found.dtype.kind == "f":
-            jax.eval_shape(jax.grad(function), *at)
-            return
-    except Exception as error:  # whatever the user's code raises
-        raise InvalidInput(
-            name,
-            f"a differentiable JAX function of {arguments}",
-            f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}",
-            "use jax.numpy throughout and check both pytrees",
-        ) from error
-    given = jax.tree.map(lambda leaf: f"{leaf.dtype}, shape {leaf.shape}", found)
-    raise InvalidInput(name, "a floating-point scalar", given, "sum or index the result")

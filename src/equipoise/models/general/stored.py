@@ -9,12 +9,13 @@ import jax
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.models.general.curvature import GeneralCurvature, factored_curvature
+from equipoise.models.general.curvature import GeneralCurvature
+from equipoise.models.general.factored import factored_curvature
 from equipoise.theory.curvature import DenseCurvature
 from equipoise.theory.expansion import FullExpansion
 
 if TYPE_CHECKING:
-    from equipoise.models.general.curvature import FactoredCurvature
+    from equipoise.models.general.factored import FactoredCurvature
 
 __all__ = ["StoredCurvature", "subspace_curvature"]
 

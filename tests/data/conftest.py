@@ -1,0 +1,51 @@
+"""A table with columns of every kind, and the same in files: what scans are tested on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+N = 500
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(3)
+    return pd.DataFrame(
+        {
+            "y": rng.poisson(2.0, N).astype(float),
+            "won": rng.choice(["no", "yes"], N),
+            "a": rng.normal(5.0, 2.0, N),
+            "b": rng.gamma(2.0, 1.0, N),
+            "k": rng.integers(1, 5, N),
+            "flag": rng.random(N) < 0.4,
+            "g": rng.choice(["north", "south", "east"], N, p=[0.5, 0.4, 0.1]),
+            "c": pd.Categorical(rng.choice(["low", "mid", "high"], N), categories=["low", "mid", "high"]),
+            "when": pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 400, N), unit="h"),
+            "w": rng.uniform(0.5, 2.0, N),
+            "f": rng.integers(1, 4, N),
+            "o": 0.1 * rng.normal(size=N),
+            "my col": rng.normal(size=N),
+        }
+    )
+
+
+@pytest.fixture
+def folder(frame, tmp_path):
+    """Four files, of several row groups."""
+    for k, cut in enumerate([slice(0, 7), slice(7, 200), slice(200, 201), slice(201, N)]):
+        frame[cut].to_parquet(tmp_path / f"part-{k}.parquet", row_group_size=50, index=False)
+    return tmp_path
+
+
+def assert_same(found, expected, tolerance: float = 0.0) -> None:
+    """The same rows, to the last bit or nearly."""
+    assert found.names == expected.names
+    assert found.response == expected.response
+    assert found.n == expected.n
+    for name in ("x", "y", "weights", "offset", "frequency"):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert (one is None) == (other is None), name
+        if one is not None:
+            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=name)

@@ -1,0 +1,231 @@
+"""Awkward files: types and columns that differ, missing values, partitions, text, damage, changes between two passes."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+import equipoise as eq
+from equipoise import InvalidInput
+from equipoise.data import scanned as scan_module
+from tests.data.conftest import N, assert_same
+
+
+def test_other_orders_of_columns_and_widths_of_numbers(frame, tmp_path) -> None:
+    frame[:100].to_parquet(tmp_path / "1.parquet")
+    frame[100:250][list(frame)[::-1]].to_parquet(tmp_path / "2.parquet")
+    frame[250:].astype({"k": np.int16, "a": np.float32}).to_parquet(tmp_path / "3.parquet")
+    whole = pd.concat([pd.read_parquet(tmp_path / f"{k}.parquet") for k in (1, 2, 3)])
+    source = eq.data.scan(tmp_path, "y ~ a + C(k) + g")
+    assert_same(source.whole(), eq.data.table(whole, "y ~ a + C(k) + g"), 1e-12)
+
+
+def test_whole_numbers_in_one_file_and_fractions_in_another(frame, tmp_path) -> None:
+    frame[:100].to_parquet(tmp_path / "1.parquet")
+    frame[100:].astype({"k": float}).to_parquet(tmp_path / "2.parquet")
+    whole = pd.concat([pd.read_parquet(tmp_path / f"{k}.parquet") for k in (1, 2)])
+    assert_same(eq.data.scan(tmp_path, "y ~ C(k) + k").whole(), eq.data.table(whole, "y ~ C(k) + k"))
+
+
+def test_empty_files(frame, folder) -> None:
+    frame[:0].to_parquet(folder / "a-empty.parquet", index=False)
+    frame[:0].to_parquet(folder / "part-2a.parquet", index=False)
+    (folder / "nothing.csv").write_text("")
+    frame[:0].to_csv(folder / "zz.csv", index=False)
+    source = eq.data.scan(folder, "y ~ a + g + c")
+    assert_same(source.whole(), eq.data.table(frame, "y ~ a + g + c"))
+    with pytest.raises(InvalidInput, match="at least one row"):
+        eq.data.scan(folder / "a-empty.parquet", "y ~ a")
+    with pytest.raises(InvalidInput, match="at least one row"):
+        eq.data.scan(folder / "nothing.csv", "y ~ a")
+
+
+def test_dictionaries_that_differ_between_files(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    frames = []
+    for k, levels in enumerate([["b", "a"], ["c", "a"], ["d", "b", "never"]]):
+        values = pd.Categorical(rng.choice(levels[:2], 30), categories=levels)
+        frames.append(pd.DataFrame({"y": rng.normal(size=30), "g": values}))
+        frames[-1].to_parquet(tmp_path / f"{k}.parquet")
+    with pytest.warns(eq.EquipoiseWarning, match="'never' have no rows"):
+        source = eq.data.scan(tmp_path, "y ~ g")
+    # in the order of their appearance, as Arrow reads all files at once
+    assert source.names == ("Intercept", "g[T.a]", "g[T.c]", "g[T.d]")
+    with pytest.warns(eq.EquipoiseWarning, match="'never' have no rows"):
+        assert_same(source.whole(), eq.data.table(pd.read_parquet(tmp_path), "y ~ g"))
+
+
+def test_a_level_that_appears_late_and_one_that_only_missing_rows_have(frame, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(scan_module, "CHUNK", 30)
+    frame["g"] = "south"
+    frame.loc[N - 1, "g"] = "a last one"
+    frame.loc[100, ["g", "a"]] = ["only here", np.nan]
+    frame.to_parquet(tmp_path / "all.parquet", row_group_size=60)
+    with pytest.warns(eq.EquipoiseWarning, match="1 of 500 rows with missing values were left out"):
+        source = eq.data.scan(tmp_path, "y ~ g + a", missing="drop")
+    assert source.names == ("Intercept", "g[T.south]", "a")
+    assert source.n == N - 1
+
+
+def test_missing_values(frame, folder, monkeypatch) -> None:
+    monkeypatch.setattr(scan_module, "CHUNK", 100)
+    monkeypatch.setattr("equipoise.data.scanning.CHUNK", 100)
+    frame = frame.astype({"flag": object})
+    frame.loc[[3, 210, 211], "a"] = np.nan
+    frame.loc[[250], "k"] = None
+    frame.loc[[260], "g"] = None
+    frame.loc[[270], "flag"] = None
+    frame.loc[[280], "when"] = pd.NaT
+    frame.loc[[290, 300], "w"] = [0.0, np.nan]
+    frame.loc[290, "a"] = np.nan  # of a row without weight nobody asks
+    frame[201:].to_parquet(folder / "part-3.parquet", row_group_size=50, index=False)
+    formula = "y ~ a + C(k) + g + flag + when"
+    # the first file has a missing value too: the first to be read is named
+    frame[:7].assign(a=1.0).to_parquet(folder / "part-0.parquet", index=False)
+    with pytest.raises(InvalidInput, match=r"missing in columns \['a'\], rows 9, 10, in .*part-3"):
+        eq.data.scan(folder, formula, weights="w")
+    whole = pd.concat([pd.read_parquet(file) for file in sorted(folder.iterdir())])
+    with pytest.warns(eq.EquipoiseWarning, match="7 of 500 rows"):
+        source = eq.data.scan(folder, formula, weights="w", missing="drop")
+    with pytest.warns(eq.EquipoiseWarning, match="7 of 500 rows"):
+        expected = eq.data.table(whole, formula, weights="w", missing="drop")
+    assert "C(k)[T.2.0]" in source.names
+    assert_same(source.whole(), expected, 1e-14)
+    assert source.design.dropped == 7
+    index = np.array([400, 5, 260, 5])
+    assert_same(source.take(index), expected.take(index), 1e-14)
+
+
+def test_nothing_is_left(frame, tmp_path) -> None:
+    frame.assign(a=np.nan, w=0.0).to_parquet(tmp_path / "all.parquet")
+    with pytest.raises(InvalidInput, match="missing values in every row"):
+        eq.data.scan(tmp_path, "y ~ a", missing="drop")
+    with pytest.raises(InvalidInput, match="weights: must be positive for some row"):
+        eq.data.scan(tmp_path, "y ~ b", weights="w")
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("weights", -1.0, "weights: must be positive or zero; got -1 at row 230"),
+        ("frequency", 1.5, "frequency: must be whole numbers, zero or more; got 1.5 at row 230"),
+        ("offset", np.inf, "offset: must be finite; got infinity at rows 230"),
+    ],
+)
+def test_impossible_weights(option, value, words, frame, tmp_path) -> None:
+    frame["z"] = 1.0
+    frame.loc[230, "z"] = value
+    frame.to_parquet(tmp_path / "all.parquet", row_group_size=100)
+    with pytest.raises(InvalidInput, match=f"{words}.*all.parquet"):
+        eq.data.scan(tmp_path, "y ~ a", **{option: "z"})
+
+
+def test_a_term_that_is_infinite_somewhere_names_file_and_row(frame, folder) -> None:
+    frame.loc[470, "b"] = 0.0
+    frame[201:].to_parquet(folder / "part-3.parquet", row_group_size=50, index=False)
+    source = eq.data.scan(folder, "y ~ log(b)")
+    with pytest.raises(InvalidInput, match=r"log\(b\), which is infinite at rows 269, in .*part-3.parquet"):
+        source.whole()
+    frame.loc[470, "b"] = np.inf
+    frame[201:].to_parquet(folder / "part-3.parquet", row_group_size=50, index=False)
+    with pytest.raises(
+        InvalidInput, match=r"X: must be finite; got NaN or infinity at \(269, 1\), in .*part-3.parquet"
+    ):
+        eq.data.scan(folder, "y ~ b").whole()
+
+
+def test_hive_partitions(frame, tmp_path) -> None:
+    pq.write_to_dataset(pa.Table.from_pandas(frame, preserve_index=False), tmp_path / "set", partition_cols=["k", "g"])
+    source = eq.data.scan(tmp_path / "set", "y ~ a + C(k) + g")
+    expected = eq.data.table(frame.sort_values(["k", "g"], kind="stable"), "y ~ a + C(k) + g")
+    assert_same(source.whole(), expected)
+    only = eq.data.scan(tmp_path / "set", "k ~ g")
+    np.testing.assert_array_equal(np.sort(only.whole().y), np.sort(frame["k"]))
+    read = ds.dataset(tmp_path / "set", partitioning="hive")
+    assert_same(eq.data.scan(read, "y ~ a + C(k) + g").whole(), expected)
+
+
+def test_text_without_types(tmp_path) -> None:
+    text = "y,a,b,s,d,t\n" + "".join(f"{k},{k},{k / 8},x{k % 3},2024-01-0{1 + k % 5},{k % 2 == 0}\n" for k in range(40))
+    (tmp_path / "1.csv").write_text(text)
+    formula = "y ~ a + b + s + d + t"
+    assert_same(eq.data.scan(tmp_path, formula).whole(), eq.data.table(tmp_path / "1.csv", formula))
+
+
+def test_text_whose_first_rows_mislead(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 200)
+    rows = [f"{k % 7},{k},{k},{'true' if k % 2 else 'false'}" for k in range(200)]
+    rows[150], rows[160], rows[170] = "2.5,150,150,true", "3,1e3,160,false", "4,170,some words,maybe"
+    (tmp_path / "1.csv").write_text("y,a,s,t\n" + "\n".join(rows) + "\n")
+    source = eq.data.scan(tmp_path / "1.csv", "y ~ a + t")
+    assert_same(source.whole(), eq.data.table(tmp_path / "1.csv", "y ~ a + t"))
+    assert source.passes > 3.0
+    with pytest.raises(InvalidInput, match="s: must be a column of numbers"):
+        eq.data.scan(tmp_path / "1.csv", columns={"s": "s"})
+
+
+@pytest.mark.parametrize(("file", "header"), [("1.csv", "y,a"), ("1.tsv", "y\ta")])
+def test_broken_text(file, header, tmp_path) -> None:
+    (tmp_path / file).write_text(f"{header}\n1{header[1]}2\n1{header[1]}2{header[1]}3\n")
+    with pytest.raises(InvalidInput, match=f"made of readable files; got .*{file}"):
+        eq.data.scan(tmp_path / file, "y ~ a")
+
+
+def test_a_corrupt_file_is_named(frame, folder) -> None:
+    whole = (folder / "part-1.parquet").read_bytes()
+    (folder / "part-1.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InvalidInput, match=r"made of readable files; got .*part-1.parquet"):
+        eq.data.scan(folder, "y ~ a")
+    (folder / "part-1.parquet").write_bytes(whole[:200] + bytes(300) + whole[500:])
+    with pytest.raises(InvalidInput, match=r"made of readable files; got .*part-1.parquet"):
+        eq.data.scan(folder, "y ~ a + b + g + k")
+
+
+def test_files_that_do_not_agree(frame, folder) -> None:
+    frame[:5].drop(columns="a").to_parquet(folder / "part-9.parquet")
+    with pytest.raises(InvalidInput, match=r"\['a'\], which .*part-9.parquet does not have"):
+        eq.data.scan(folder, "y ~ a")
+    assert eq.data.scan(folder, "y ~ b").n == N + 5
+    frame[:5].assign(a="text").to_parquet(folder / "part-9.parquet")
+    with pytest.raises(InvalidInput, match=r"a, which is double in .*part-0.parquet and .*string in .*part-9.parquet"):
+        eq.data.scan(folder, "y ~ a")
+    with pytest.raises(InvalidInput, match=r"clusters: .*'frim'.*"):
+        eq.data.scan(folder, "y ~ b", clusters="frim")
+    with pytest.raises(InvalidInput, match=r"weights: .*'ww'.*did you mean w"):
+        eq.data.scan(folder, "y ~ b", weights="ww")
+
+
+@pytest.mark.parametrize("what", ["rewritten", "touched", "removed"])
+def test_a_file_that_changes_between_two_passes(what, frame, folder) -> None:
+    source = eq.data.scan(folder, "y ~ a")
+    file = folder / "part-3.parquet"
+    if what == "rewritten":
+        frame[:299].to_parquet(file)
+    elif what == "touched":
+        os.utime(file, ns=(1, 1))
+    else:
+        file.unlink()
+    with pytest.raises(InvalidInput, match=r"part-3.parquet, which changed or vanished"):
+        source.whole()
+
+
+def test_frames_that_change_between_two_passes(frame) -> None:
+    sizes = iter([500, 499])
+    source = eq.data.scan(lambda: iter([frame[: next(sizes)]]), "y ~ a")
+    with pytest.raises(InvalidInput, match="499 rows of the frames, where there were 500 before"):
+        source.reduce(height)
+
+
+class Height(NamedTuple):
+    rows: float
+
+
+def height(block) -> Height:
+    return Height(float(block.height))
