@@ -10,7 +10,7 @@ import numpy as np
 from equipoise.calibration.candidates import Candidate
 from equipoise.data.scanned import Scan
 from equipoise.engines.pooling import pool_bytes, pools_needed
-from equipoise.fitting.fit import LARGEST
+from equipoise.fitting.fit import LARGEST, scaled_together
 from equipoise.models.problem import Problem
 from equipoise.models.robust import summed_with_moments
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Reads", "expected_passes", "reads_of", "with_reading"]
 
-# Passes that a fit takes from the minimum of a sample: of squared loss or of all rows, and of others.
+# Passes that a fit takes from the minimum of a sample: of squared loss or of all rows, and of others (robust scale: one more).
 _SQUARED, _OTHERS = 2, 3
 # Targets that take a pass of their own: scores over leverages or over time, by cluster where that does not go with the moments.
 _ALWAYS, _APART = ("HC2", "HC3", "HAC"), ("CRV1", "CRV3")
@@ -65,7 +65,7 @@ class Reads:
 
 def expected_passes(problem: Problem, target: object, moves: Moves) -> float:
     """How many passes over files come before the first step; constants and heavy tails may take one or two more."""
-    fit = _SQUARED if problem.quadratic or problem.source.n <= LARGEST else _OTHERS
+    fit = _SQUARED if problem.quadratic or problem.source.n <= LARGEST else _OTHERS + scaled_together(problem)
     kind = target if isinstance(target, str) else ""
     aim = kind in _ALWAYS or (kind in _APART and not summed_with_moments(problem, kind))
     bare = moves.chosen in ("sgmcmc", "gaussian") and moves.proxy != "dq-exact"

@@ -24,7 +24,7 @@ from equipoise.models.binding import verb
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Joint, Problem
 
-__all__ = ["LARGEST", "Fit", "fit"]
+__all__ = ["LARGEST", "Fit", "fit", "scaled_together"]
 
 _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
@@ -124,7 +124,7 @@ def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) 
             there = part.at_constant(start.constant)
             newton = known or newton_map(problem, there.derivatives(start.theta, 2).hessian)
             rough = Rough(newton._replace(own=False), there.search.yardstick(start.theta), start.constant)
-            if _scaled(problem, start):
+            if scaled_together(problem):
                 linear, some = cast(LinearProblem, problem), cast(LinearProblem, part)
                 return settled_together(linear, some, start, rough.yardstick, max_iterations), known
             return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough), known
@@ -273,7 +273,7 @@ def _from_part(problem: LinearProblem, part: Problem, start: Fit, max_iterations
     there = part.at_constant(start.constant)
     try:
         yard = there.search.yardstick(start.theta)
-        if _scaled(problem, start):
+        if scaled_together(problem):
             return settled_together(problem, cast(LinearProblem, part), start, yard, max_iterations)
         newton = newton_map(problem, there.derivatives(start.theta, 2).hessian, own=False)
         rough = Rough(newton, yard, start.constant)
@@ -282,11 +282,11 @@ def _from_part(problem: LinearProblem, part: Problem, start: Fit, max_iterations
         return _settle(problem, start.theta, descend, max_iterations)
 
 
-def _scaled(problem: Problem, start: Fit) -> bool:
+def scaled_together(problem: Problem) -> bool:
     """Whether rows in files have a robust scale that moves with θ."""
-    if problem.source.in_memory or problem.constant is not None or start.constant is None:
+    if problem.source.in_memory or not isinstance(problem, LinearProblem):
         return False
-    return isinstance(problem, LinearProblem) and problem.model.divergence is not None
+    return problem.model.open and problem.model.divergence is not None
 
 
 def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:

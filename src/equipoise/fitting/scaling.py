@@ -27,6 +27,7 @@ __all__ = ["settled_together"]
 
 _APART = 1e-4  # logarithms of the scale between which a sample's slopes are compared
 _UNSEEN = 1e-9  # standard errors that a step taken unseen may leave
+_DOUBT = 4.0  # times what is predicted to be left
 _AGREED = 5e-9  # relative change of the scale, below which neither it nor the loss need be seen again
 _NEAR = 0.1  # standard deviations: after shorter steps the slopes that are left are no curvature
 _ROUNDS, _EXACT = 50, 1e-15  # in which a move of the scale is found, and the last change of it
@@ -45,7 +46,7 @@ def settled_together(
     """
     assert start.constant is not None
     theta, log, last = start.theta, float(np.log(start.constant)), np.inf
-    (fall, bend), move = _moving(part, theta, log), 0.0
+    (fall, bend), move, gain = _moving(part, theta, log), 0.0, 1.0
     unseen = _UNSEEN * yard.spread
     for iteration in range(1, max_iterations + 1):
         here, scale = problem.at_constant(float(np.exp(log))).derivatives_and_scale(theta)
@@ -58,7 +59,9 @@ def settled_together(
         size = float(np.sqrt(problem.n * max(0.0, float(step @ here.hessian @ step))))
         if not size < _FURTHER * last:
             raise FitFailed("parameters and scale do not settle on each other. To fix: pass scale=.")
-        left = size * min(1.0, size / last) if np.isfinite(last) else size
+        # a secant method: by as much as a step is shorter than the last, the next gains over what this one gained
+        gain, before = (min(1.0, size / last) if np.isfinite(last) else 1.0), gain
+        left = _DOUBT * size * gain * before
         theta, log, last = theta + step, log + move, size
         if left <= unseen and abs(move) <= _AGREED:
             require_residuals(problem, yard.spread > 10.0 * yard.rounding)
