@@ -169,6 +169,15 @@ def test_what_a_plan_and_a_summary_say_of_files(folder, tmp_path) -> None:
     assert eq.load(cal.save(tmp_path / "run.eqz")).plan.reads == cal.plan.reads
 
 
+def test_passes_for_rows_drawn_by_leverage_are_foretold_though_all_rows_would_fit(folder) -> None:
+    source = eq.data.scan(folder, "count ~ a + b", memory="3MB")
+    cal = eq.calibrate(
+        eq.glm("poisson"), source, sampler="control-variate", batches="leverage", draws=2000, progress=False
+    )
+    assert cal.plan.reads.pools > 2.0
+    assert source.passes == cal.plan.reads.passes + cal.plan.reads.pools
+
+
 def test_a_bar_for_every_stage_says_which_pass_it_is(folder, monkeypatch) -> None:
     told = []
     monkeypatch.setattr("equipoise.progress._PATIENCE", 0.0)
