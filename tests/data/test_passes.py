@@ -6,6 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import equipoise as eq
@@ -167,6 +168,17 @@ def test_what_a_plan_and_a_summary_say_of_files(folder, tmp_path) -> None:
     assert "3 files, " in str(cal.summary())
     assert "3 files, " in cal.report(tmp_path / "page.html").read_text()
     assert eq.load(cal.save(tmp_path / "run.eqz")).plan.reads == cal.plan.reads
+
+
+def test_a_sample_smaller_than_asked_for_takes_the_place_of_a_pass() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=30_000)
+    table = pa.table({"x": x, "y": rng.poisson(np.exp(0.3 * x))})
+    source = eq.data.scan(table, "y ~ x", memory="2MB")
+    assert 2048 < source.sample(20_000, None).n == source.lot.size < 20_000
+    assert source.passes == 1.0
+    assert source.sample(20_000, 0).n == 20_000
+    assert source.passes > 1.5
 
 
 def test_passes_for_rows_drawn_by_leverage_are_foretold_though_all_rows_would_fit(folder) -> None:
