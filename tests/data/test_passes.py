@@ -181,6 +181,14 @@ def test_a_sample_smaller_than_asked_for_takes_the_place_of_a_pass() -> None:
     assert source.passes > 1.5
 
 
+def test_infinity_is_named_by_file_row_and_column_where_the_sample_meets_it_first(tmp_path) -> None:
+    frame = pd.DataFrame({"x": np.r_[np.arange(40.0), np.inf], "z": 1.0, "y": 1})
+    frame[:30].to_parquet(tmp_path / "a.parquet")
+    frame[30:].to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(eq.InvalidInput, match=r"^x: must be finite; got NaN or infinity at 10, in .*b\.parquet"):
+        eq.fit(eq.glm("poisson"), eq.data.scan(tmp_path, "y ~ x"))
+
+
 def test_passes_for_rows_drawn_by_leverage_are_foretold_though_all_rows_would_fit(folder) -> None:
     source = eq.data.scan(folder, "count ~ a + b", memory="3MB")
     cal = eq.calibrate(

@@ -222,7 +222,12 @@ class Scan(Card, Generic[Block]):
         """
         if seed is None and 0 < min(count, _ENOUGH) <= self.lot.size:
             frame = self.lot.fewer(count).frame.reset_index(drop=True)
-            return singly(joined([self.encoder(frame, "the sample").take(slice(None))]))
+            try:
+                return singly(joined([self.encoder(frame, "the sample").take(slice(None))]))
+            except InvalidInput:
+                for _ in self.blocks():  # reading says in which file and row
+                    pass
+                raise
         return self._observed(chosen_rows(self.n, count, seed or 0))
 
     def pool(self, count: int, seed: int, weight: Callable[[Block], Array] | None = None) -> Block:
