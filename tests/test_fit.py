@@ -468,3 +468,10 @@ def test_every_verb_reads_a_table_by_a_formula() -> None:
     np.testing.assert_array_equal(taken.score_cov, eq.moments(problem, found).score_cov)
     with pytest.raises(eq.InvalidInput, match="formula"):
         eq.fit(problem, formula="y ~ a")
+
+
+def test_an_error_names_a_few_columns_and_carries_all() -> None:
+    x, y = np.eye(40), np.r_[np.zeros(20), np.ones(20)]
+    with pytest.raises(eq.FitFailed, match=r"x0, x1, x2, x3, x4, x5 and 34 more") as caught:
+        eq.fit(eq.glm("bernoulli"), eq.data.rows(x, y, names=[f"x{k}" for k in range(40)]))
+    assert len(caught.value.columns) == 40

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
-from equipoise.linalg import quadratic_forms, weighted_gram
+from equipoise.linalg import fixed_order, quadratic_forms, weighted_gram
 
 RNG = np.random.default_rng(5)
 orders = pytest.mark.parametrize("order", ["C", "F"])
@@ -35,3 +37,26 @@ def test_quadratic_forms_are_those_of_every_row(order, definite) -> None:
     expected = np.array([row @ S @ row for row in x])
     root = np.linalg.cholesky(S) if definite else None
     np.testing.assert_allclose(quadratic_forms(x, S, root), expected, atol=1e-12 * np.abs(expected).max())
+
+
+def test_any_thread_holds_blas_to_one_thread_and_lets_it_go() -> None:
+    from threadpoolctl import ThreadpoolController
+
+    found: list[list[int]] = []
+    libraries = [library for library in ThreadpoolController().lib_controllers if library.user_api == "blas"]
+
+    def look() -> None:
+        found.append([library.num_threads for library in libraries])
+
+    def use() -> None:
+        with fixed_order():
+            look()
+
+    before = [library.num_threads for library in libraries]
+    use()
+    for _ in range(2):  # after this thread, others; threadpoolctl listens to one of them
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    look()
+    assert found == [[1] * len(before)] * 3 + [before]

@@ -76,6 +76,17 @@ def test_squared_loss_needs_nothing():
     np.testing.assert_array_equal(refined.draws, plain.draws)
 
 
+def test_epochs_of_squared_loss_are_refined():
+    rng = np.random.default_rng(0)
+    x = rng.standard_t(3, size=(300, 3))
+    problem = eq.bind(eq.glm("gaussian", scale=1.0), (x, x.sum(axis=1) + rng.normal(size=300)))
+    wide = 8.0 * np.asarray(eq.posterior(eq.moments(problem, eq.fit(problem))))
+    with pytest.warns(eq.EquipoiseWarning, match="law of epochs leaves out"):
+        cal = eq.calibrate(problem, target=wide, batches="epochs", batch_size=10, refine=True, ess=4000, progress=False)
+    assert len(cal.refinement.pilots) > 1
+    assert cal.refinement.after < 0.5 * cal.refinement.before
+
+
 def test_large_samples_stop_after_one_pilot():
     rng = np.random.default_rng(0)
     x = np.column_stack([np.ones(4000), rng.normal(size=4000)])

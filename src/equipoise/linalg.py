@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -261,9 +261,10 @@ def fixed_order() -> Iterator[None]:
     """
     with _HOLD.lock:
         if not _HOLD.users:
-            limit = _controller().limit(limits=1, user_api="blas")
-            limit.__enter__()
-            _HOLD.users.append(limit.restore_original_limits)
+            libraries = [library for library in _controller().lib_controllers if library.user_api == "blas"]
+            before = [library.num_threads for library in libraries]
+            _set_threads(libraries, [1] * len(libraries))
+            _HOLD.users.append(partial(_set_threads, libraries, before))
         else:
             _HOLD.users.append(_HOLD.users[0])
     try:
@@ -273,6 +274,18 @@ def fixed_order() -> Iterator[None]:
             restore = _HOLD.users.pop()
             if not _HOLD.users:
                 restore()
+
+
+def _set_threads(libraries: list[Any], numbers: list[int]) -> None:
+    """Set how many threads each library has, from any thread: who leaves a hold last need not be who made it."""
+    for library, number in zip(libraries, numbers, strict=True):
+        # from threadpoolctl 3.8 on the first thread to set them is the only one that may, and others are silently ignored
+        freed = getattr(library, "clear_controlling_thread", None)
+        if freed is not None:
+            freed(force=True)
+        library.set_num_threads(number)
+        if freed is not None:
+            freed(force=True)
 
 
 def in_fixed_order(function: Callable[P, R]) -> Callable[P, R]:

@@ -181,6 +181,15 @@ def test_levels_written_out_must_cover_the_table(frame) -> None:
         made.design.encode(frame.assign(x=2.5))
 
 
+def test_levels_are_written_with_letters_that_python_would_change_in_names() -> None:
+    frame = pd.DataFrame({"y": [1.0, 2.0, 3.0, 5.0], "g": ["x", "\u00b5", "m\u00b2", "x"]})
+    formula = "y ~ C(g, levels=['x', '\u00b5', 'm\u00b2'])"
+    for made in (eq.data.table(frame, formula), eq.data.scan(lambda: iter([frame]), formula)):
+        assert [name[-5:] for name in made.names[1:]] == ["[T.\u00b5]", "T.m\u00b2]"]
+    with pytest.raises(eq.InvalidInput, match="letters that Python reads as others"):
+        eq.data.table(frame.rename(columns={"g": "\u00b5"}), "y ~ C(\u00b5, levels=['x'])")
+
+
 def test_levels_must_cover_the_table_on_every_thread(frame) -> None:
     """Python's filters of warnings belong to the process: threads that encode at the same time must not undo each other's."""
     design = eq.data.table(frame.assign(x=1.5), "y ~ C(np.floor(x)):k").design

@@ -174,6 +174,34 @@ def test_what_a_plan_and_a_summary_say_of_files(folder, tmp_path) -> None:
     assert eq.load(cal.save(tmp_path / "run.eqz")).plan.reads == cal.plan.reads
 
 
+def test_a_sample_smaller_than_asked_for_takes_the_place_of_a_pass() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=30_000)
+    table = pa.table({"x": x, "y": rng.poisson(np.exp(0.3 * x))})
+    source = eq.data.scan(table, "y ~ x", memory="2MB")
+    assert 2048 < source.sample(20_000, None).n == source.lot.size < 20_000
+    assert source.passes == 1.0
+    assert source.sample(20_000, 0).n == 20_000
+    assert source.passes > 1.5
+
+
+def test_infinity_is_named_by_file_row_and_column_where_the_sample_meets_it_first(tmp_path) -> None:
+    frame = pd.DataFrame({"x": np.r_[np.arange(40.0), np.inf], "z": 1.0, "y": 1})
+    frame[:30].to_parquet(tmp_path / "a.parquet")
+    frame[30:].to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(eq.InvalidInput, match=r"^x: must be finite; got NaN or infinity at 10, in .*b\.parquet"):
+        eq.fit(eq.glm("poisson"), eq.data.scan(tmp_path, "y ~ x"))
+
+
+def test_passes_for_rows_drawn_by_leverage_are_foretold_though_all_rows_would_fit(folder) -> None:
+    source = eq.data.scan(folder, "count ~ a + b", memory="3MB")
+    cal = eq.calibrate(
+        eq.glm("poisson"), source, sampler="control-variate", batches="leverage", draws=2000, progress=False
+    )
+    assert cal.plan.reads.pools > 2.0
+    assert source.passes == cal.plan.reads.passes + cal.plan.reads.pools
+
+
 def test_a_bar_for_every_stage_says_which_pass_it_is(folder, monkeypatch) -> None:
     told = []
     monkeypatch.setattr("equipoise.progress._PATIENCE", 0.0)

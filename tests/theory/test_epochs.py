@@ -230,6 +230,7 @@ def test_a_variance_takes_a_quarter_of_a_pass_and_a_mean_nothing():
     assert eq.tune(m, "sandwich", eq.Dynamics(1000)).rows_per_draw / m.n == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:batches. the law of epochs")  # the equation, not whether its law holds
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("drop_last", [True, False])
 @pytest.mark.parametrize(
@@ -383,3 +384,16 @@ def test_the_score_curvature_of_a_general_loss():
     scores = (s - 0.3 * y)[:, None] * x
     hessians = (s * (1 - s))[:, None, None] * x[:, :, None] * x[:, None, :]
     np.testing.assert_allclose(m.score_curvature(basis), dense_cross(scores, hessians, basis), atol=1e-10)
+
+
+def test_a_tuning_says_when_the_law_does_not_hold_and_advice_on_epochs_can_be_followed() -> None:
+    x = np.random.default_rng(0).standard_t(3, size=(200, 3))
+    problem = eq.bind(eq.glm("gaussian", scale=1.0), (x, x.sum(axis=1) + np.random.default_rng(1).normal(size=200)))
+    found = eq.moments(problem, eq.fit(problem))
+    wide, dynamics = 20.0 * np.asarray(eq.posterior(found)), eq.Dynamics(20, batches="epochs")
+    with pytest.warns(eq.EquipoiseWarning, match="law of epochs leaves out .*batches='independent'"):
+        assert eq.tune(found, wide, dynamics).predicted.remainder > 0.3
+    with pytest.raises(eq.InvalidInput, match="gradient: must be 'plain' with batches='epochs'"):
+        eq.plan(problem, gradient="control-variate", batches="epochs")
+    with pytest.raises(eq.InvalidInput, match=r"fidelity: .* To fix: leave it out"):
+        eq.plan(problem, fidelity=0.9, batches="epochs")

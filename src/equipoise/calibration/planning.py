@@ -300,7 +300,7 @@ def make_plan(
     iact = tuning.predicted.draw_time(every)
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
     steps, batch = discard + stored * every, tuning.dynamics.batch_size
-    reads = reads_of(problem, float(length.chains) * steps * batch, batch, sampler)
+    reads = reads_of(problem, float(length.chains) * steps * batch, tuning.dynamics, sampler)
     return Plan(
         model=problem.model,
         fit=fitted,

@@ -13,6 +13,7 @@ from equipoise.engines.pooling import pool_bytes, pools_needed
 from equipoise.fitting.fit import LARGEST, scaled_together
 from equipoise.models.problem import Problem
 from equipoise.models.robust import summed_with_moments
+from equipoise.theory.dynamics import Dynamics
 
 if TYPE_CHECKING:
     from equipoise.calibration.options import Moves
@@ -72,20 +73,23 @@ def expected_passes(problem: Problem, target: object, moves: Moves) -> float:
     return float(fit + 1 + aim + (0 if bare else 1))
 
 
-def reads_of(problem: Problem, rows: float, batch_size: int, sampler: str) -> Reads | None:
+def reads_of(problem: Problem, rows: float, dynamics: Dynamics, sampler: str) -> Reads | None:
     """How the files of a problem are read for so many rows of all chains; None for rows in memory."""
     source = problem.source
     if not isinstance(source, Scan):
         return None
-    pools = 0.0 if sampler == "gaussian" else _pools(source, len(problem.names), rows, batch_size)
+    by_leverage = dynamics.batches == "leverage"
+    pools = 0.0 if sampler == "gaussian" else _pools(source, len(problem.names), rows, dynamics.batch_size, by_leverage)
     return Reads(
         source.where, source.bytes, source.memory, source.passes, pools, source.meter.pass_seconds(source.read_rows)
     )
 
 
-def _pools(source: Scan, dim: int, rows: float, batch_size: int) -> float:  # type: ignore[type-arg]
-    """Passes for so many rows: one where all rows fit, or those that are drawn."""
+def _pools(source: Scan, dim: int, rows: float, batch_size: int, by_leverage: bool) -> float:  # type: ignore[type-arg]
+    """Passes for so many rows: one where all rows fit, or those that are drawn; by leverage, which are never held, one more."""
     size = pool_bytes(source, dim)
+    if by_leverage:
+        return 1.0 + pools_needed(source, rows, size, batch_size)
     return 1.0 if source.n * size <= source.memory else pools_needed(source, rows, size, batch_size)
 
 
@@ -96,9 +100,8 @@ def with_reading(problem: Problem, considered: list[Candidate]) -> list[Candidat
         return considered
     each, found = source.meter.pass_seconds(source.read_rows), []
     for candidate in considered:
-        pools = _pools(source, len(problem.names), candidate.rows, candidate.batch_size) + (
-            candidate.batches == "leverage"
-        )
+        by_leverage = candidate.batches == "leverage"
+        pools = _pools(source, len(problem.names), candidate.rows, candidate.batch_size, by_leverage)
         note = f"{pools:,.0f} passes over the files" if pools > 1.0 and np.isfinite(pools) else candidate.note
         chain = candidate.sampler != "gaussian"
         found.append(replace(candidate, seconds=candidate.seconds + pools * each, note=note) if chain else candidate)

@@ -71,7 +71,9 @@ class CallReader:
 
     def read(self, source: str) -> None:
         """Check one call, such as `C(x, contr.sum)`, and note what it uses."""
-        if normalize("NFKC", source) != source:
+        # Python changes the letters of names, never those of what stands in quotes
+        names = _QUOTED.sub(lambda match: match[0] if match[0][0] == "`" else "''", source)
+        if normalize("NFKC", names) != names:
             raise self._refused(source, "spell names without letters that Python reads as others, or rename columns")
         node = self._tree(source)
         if not isinstance(node, ast.Call):

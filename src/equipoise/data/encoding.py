@@ -116,8 +116,18 @@ class LazyRows(Card):
         x = self.recipe.matrix(self.inputs.take(index), out)
         if not self.sound:
             with placed_in(self.place):
-                require_moderate("X", x, self.labels[index])
+                _require_columns(self.rows.names, x, self.labels[index])
         return replace(self.rows.take(index), x=x)
+
+
+def _require_columns(names: tuple[str, ...], x: Array, labels: Index) -> None:
+    """Raise unless all numbers of a design matrix are finite and not absurdly large, naming the column and row."""
+    try:
+        require_moderate("X", x, labels)
+    except InvalidInput:
+        for name, column in zip(names, x.T, strict=True):
+            require_moderate(name, column, labels)
+        raise
 
 
 @dataclass(frozen=True)
@@ -220,7 +230,7 @@ class RowEncoder:
         require_finite(matrix)
         matrix, shift = without_offset(matrix, reading.offsets)
         x = np.ascontiguousarray(matrix.to_numpy())
-        require_moderate("X", x, chosen.index.to_numpy())
+        _require_columns(self.names, x, chosen.index.to_numpy())
         offset = made.offset if shift is None else shift + (0.0 if made.offset is None else made.offset)
         return replace(made, x=x, offset=offset)
 

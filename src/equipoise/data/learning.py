@@ -190,7 +190,8 @@ class Learner:
         found: Lessons | None = None
         limit = self.share
         for frame in numbered(where, self.asked.needed, self.chunk):
-            with placed_in(where.label):
+            # sums of what `center` and the like learn are those of any other process
+            with placed_in(where.label), fixed_order():
                 lessons = self._found(frame, where, rng, limit)
             found = lessons if found is None else found.within(lessons, self.most)
             if len(found.lot.priorities) == 1 and found.lot.size >= self.most:

@@ -52,6 +52,8 @@ _ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time", "t
 _SPOOLED = 32
 # Rows of which a pass is made to see what it makes.
 _FEW = 50
+# Rows of the first pass's sample that do for any number of them, where others would take a pass.
+_ENOUGH = 2048
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -216,11 +218,16 @@ class Scan(Card, Generic[Block]):
         """`count` observations drawn without replacement, in their original order, in memory; one pass.
 
         They are the ones that the same rows in memory would give. Without a seed they are taken from what the first pass
-        kept, if that has as many, and cost no pass.
+        kept, and cost no pass: fewer than `count` where little memory let it keep fewer, if it kept some thousands.
         """
-        if seed is None and 0 < count <= self.lot.size:
+        if seed is None and 0 < min(count, _ENOUGH) <= self.lot.size:
             frame = self.lot.fewer(count).frame.reset_index(drop=True)
-            return singly(joined([self.encoder(frame, "the sample").take(slice(None))]))
+            try:
+                return singly(joined([self.encoder(frame, "the sample").take(slice(None))]))
+            except InvalidInput:
+                for _ in self.blocks():  # reading says in which file and row
+                    pass
+                raise
         return self._observed(chosen_rows(self.n, count, seed or 0))
 
     def pool(self, count: int, seed: int, weight: Callable[[Block], Array] | None = None) -> Block:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from equipoise.errors import InvalidInput
 
-__all__ = ["brief", "listed", "located", "placed_in"]
+__all__ = ["brief", "listed", "located", "named", "placed_in"]
 
 
 def brief(words: object, most: int = 80) -> str:
@@ -22,6 +22,11 @@ def located(place: object) -> str:
     """A path, or a place in a file, on one line; cut at its beginning where it is too long: its end says which."""
     line = " ".join(str(place).split())
     return line if len(line) <= 80 else f"...{line[-77:]}"
+
+
+def named(columns: Sequence[str], most: int = 6) -> str:
+    """Columns in a message, as they are called: the first few, and how many there are beside."""
+    return ", ".join(columns[:most]) + (f" and {len(columns) - most:,} more" if len(columns) > most else "")
 
 
 def listed(values: Iterable[object], most: int = 6) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from scipy.linalg import LinAlgError, cho_factor, cho_solve
 
 from equipoise.arrays import Array
+from equipoise.data.wording import named
 from equipoise.errors import FitFailed
 from equipoise.fitting.krylov import ends
 from equipoise.linalg import FLAT
@@ -131,7 +132,7 @@ def _collinear(problem: Minimised, unit: _Unit) -> FitFailed:
     blame = np.where(diagonal > 0.0, 0.0, 1.0) if np.any(diagonal <= 0.0) else np.abs(unit.axes[:, 0])
     columns = tuple(name for name, v in zip(problem.names, blame, strict=True) if v > 0.1 * blame.max())
     return FitFailed(
-        f"the Hessian is singular: columns {', '.join(columns)} are collinear (or constant zero). To fix: drop one of "
+        f"the Hessian is singular: columns {named(columns)} are collinear (or constant zero). To fix: drop one of "
         "them, subtract its mean from a column that hardly varies, or add a prior (prior_precision=...) and use "
         "target='posterior'.",
         columns,

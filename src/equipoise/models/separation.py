@@ -15,6 +15,7 @@ import numpy as np
 
 from equipoise.arrays import Array, Mask
 from equipoise.data.arrays import Rows
+from equipoise.data.wording import named
 from equipoise.errors import FitFailed
 from equipoise.models.sums import predictor, weighted
 
@@ -162,7 +163,7 @@ def separated(problem: LinearProblem, direction: Array) -> FitFailed:
     weight = weight if weight.any() else np.abs(direction)
     columns = tuple(name for name, w in zip(problem.names, weight, strict=True) if w > 0.1 * weight.max())
     return FitFailed(
-        f"the loss has no finite minimiser: the data are separated by {', '.join(columns)}, whose coefficients "
+        f"the loss has no finite minimiser: the data are separated by {named(columns)}, whose coefficients "
         "grow without bound. To fix: drop or merge those columns, or add a prior (prior_precision=...).",
         columns,
     )

@@ -101,7 +101,7 @@ def refine(
         The tuning in use: its target is the one asked for, `internal` is Γ, and its predicted law is that of Γ, as the
         quadratic proxy has it. And what was found on the way.
     """
-    if problem.quadratic:
+    if problem.quadratic and tuning.dynamics.batches != "epochs":
         return tuning, Refinement((), "nothing to refine: for squared loss the prediction is exact")
     tried: list[tuple[Pilot, Tuning]] = []
     current, stopped = tuning, ""

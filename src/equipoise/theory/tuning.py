@@ -17,7 +17,7 @@ from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory.completion import MARGIN, Completion, largest_fidelity_step
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.epoch_tuning import epoch_step
-from equipoise.theory.epochs import reshuffled
+from equipoise.theory.epochs import Reshuffled, reshuffled
 from equipoise.theory.feasibility import not_convex, require_feasible, require_noise_everywhere, unsolved
 from equipoise.theory.modes import step_matrix
 from equipoise.theory.moments import Bound, Moments
@@ -30,6 +30,8 @@ from equipoise.theory.tails import HEAVY, smallest_batch
 from equipoise.theory.targets import target_matrix
 
 __all__ = ["Tuning", "tune"]
+
+_REMAINDER = 0.3  # share of the covariance that the law of epochs may leave out without a word
 
 
 @dataclass(frozen=True, repr=False)
@@ -199,7 +201,8 @@ def tune(
         return _completed(moments, matrix, dynamics, proxy, structure, step, fidelity)
     for name, given in (("step", step), ("fidelity", fidelity)):
         if given is not None:
-            raise InvalidInput(name, "left out with noise='langevin'", shown(given), "use noise='completed'")
+            remedy = "leave it out" if dynamics.batches == "epochs" else "use noise='completed'"
+            raise InvalidInput(name, "left out with noise='langevin'", shown(given), remedy)
     dynamics = _resolved(moments, matrix, dynamics)
     require_noise(dynamics)
     gradient = proxy_noise(moments, dynamics, proxy)
@@ -211,7 +214,9 @@ def tune(
     require_noise_everywhere(equation, moments, gradient)
     if dynamics.batches == "epochs":
         tuned, residual = epoch_step(moments, matrix, dynamics)
-        return Tuning(tuned, dynamics, matrix, residual, reshuffled(moments, tuned, dynamics), proxy, "full", 0.0)
+        reached = reshuffled(moments, tuned, dynamics)
+        _warn_of_remainder(reached)
+        return Tuning(tuned, dynamics, matrix, residual, reached, proxy, "full", 0.0)
     Y, residual = solve_step(equation)
     if Y is None:
         raise unsolved(residual, equation, dynamics)
@@ -286,6 +291,18 @@ def _chosen(completion: Completion, structure: str, fidelity: float | None) -> A
     return (MARGIN * completion.feasible_multiple(shape)[0] or 1.0) * shape
 
 
+def _warn_of_remainder(predicted: Reshuffled) -> None:
+    """Say that the law of epochs does not hold where the rows' different curvatures matter as much as their noise."""
+    if predicted.remainder > _REMAINDER:
+        warnings.warn(
+            "batches: the law of epochs leaves out what rows of different curvature add, about "
+            f"{predicted.remainder:.0%} of the covariance here (law.remainder): the draws will be wider than the target. "
+            "To fix: use batches='independent', a narrower target, or pilot runs (refine=True in eq.calibrate).",
+            EquipoiseWarning,
+            stacklevel=3,
+        )
+
+
 def _warn_of_tails(completion: Completion, predicted: Stationary) -> None:
     """Say with which batch size the draws of a chain whose tails are predicted would be close to normal."""
     if not predicted.worst_kurtosis > HEAVY:
@@ -317,6 +334,11 @@ def _require_completable(
     if proxy != "dq-exact":
         raise InvalidInput("proxy", "'dq-exact' with noise='completed'", repr(proxy), "leave proxy out")
     if dynamics.batches == "epochs":
+        if dynamics.gradient != "plain":  # noise is completed by default then, and leaving it out is no way
+            raise InvalidInput(
+                "gradient", "'plain' with batches='epochs', for which no other is derived", repr(dynamics.gradient),
+                "leave it out, or use batches='independent' or 'leverage'",
+            )  # fmt: skip
         raise InvalidInput(
             "noise", "'langevin' with batches='epochs', for which no other is derived", "'completed'", "leave it out"
         )
