@@ -10,6 +10,7 @@ import resource
 import sys
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -55,16 +56,19 @@ def main() -> None:
     tell("subspace")
     fit = eq.fit(small, data)
     tell("fit")
+    print(f"steps: {fit.iterations}")
     moments = eq.moments(small, data, fit)
     tell("moments")
     tuning = eq.tune(moments, "sandwich", eq.Dynamics(batch_size=32))
     tell("tune")
     chains = eq.sample(small, data, tuning, draws=given.draws, chains=2, seed=0, thin=1, burn_in=5, progress=False)
     tell("sample")
-    norms = [float(np.linalg.norm(part["c"])) for part in chains.trees()]
-    tell("trees")
+    predict = jax.jit(jax.vmap(jax.vmap(network, (None, 0)), (0, None)))
+    new = {"x": rng.normal(size=(100, 20))}
+    found = np.concatenate([np.asarray(predict(part, new)) for part in chains.trees()])
+    tell("predict")
     print(f"peak GB: {peak():.2f}")
-    print(f"parts of draws: {len(norms)}")
+    print(f"predictions: {found.shape[0]} draws of {found.shape[1]} rows, spread {found.std(axis=0).mean():.3g}")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 
 import equipoise as eq
 from equipoise.interop import blackjax as eqb
@@ -233,3 +234,70 @@ def test_parameters_that_are_held_stay_usable_in_their_precision() -> None:
     found = eq.fit(model, DATA)
     for array in (held, found.params["w"]):
         assert jax.jit(lambda x: x + 1.0)(array).dtype == jnp.float32
+
+
+def gamma_loss(params, row):
+    """Gamma with a log mean, in nested leaves."""
+    eta = params["shift"] + params["linear"]["b"] @ row["x"] + params["list"][0] * row["z"]
+    return eta + row["y"] * jnp.exp(-eta)
+
+
+@pytest.fixture(scope="module")
+def heavy():
+    """Gamma regression with weights in units of 1e9, and a prior for each leaf."""
+    rng, n = np.random.default_rng(12), 900
+    data = {"x": rng.gamma(2.0, 0.5, size=(n, 3)), "z": rng.integers(0, 2, n)}
+    mean = np.exp(0.5 + data["x"] @ [0.4, -0.3, 0.2] + 0.5 * data["z"])
+    data["y"], weights = rng.gamma(1.5, mean / 1.5), 1e9 * rng.gamma(3.0, 1.0 / 3.0, size=n)
+    init = {"shift": 0.4, "linear": {"b": np.zeros(3)}, "list": [0.0]}
+    model = eq.Model(gamma_loss, init, prior_precision={"shift": 1e9, "linear": {"b": 5e9}, "list": [2e9]})
+    problem = eq.bind(model, eq.data.observations(data, weights=weights))
+    return problem, (data, weights), eq.moments(problem, eq.fit(problem))
+
+
+HEAVY = {
+    "momentum": ("sandwich", {"batch_size": 45, "momentum": 0.5}, {}),
+    "control": ("posterior", {"batch_size": 220, "gradient": "control-variate"}, {"noise": "completed"}),
+}
+
+
+@pytest.mark.parametrize("library", ["blackjax", pytest.param("optax", marks=SLOW)])
+@pytest.mark.parametrize("kind", ["momentum", pytest.param("control", marks=SLOW)])
+def test_rows_with_weights_have_their_target(heavy, kind, library) -> None:
+    problem, data, moments = heavy
+    target, dynamics, options = HEAVY[kind]
+    tuning = eq.tune(moments, target, eq.Dynamics(**dynamics), **options)
+    first = jax.tree.map(jnp.float32, problem.layout.unflatten(tuning.center))
+    held, n = jax.tree.map(jnp.asarray, data), moments.n
+    kernel, moving, slope = eqb.sgmcmc(tuning, problem), eqo.calibrated(tuning, seed=1), eqo.gradient(tuning, problem)
+
+    def by_kernel(state, drawn):
+        state = kernel.step(drawn[0], state, jax.tree.map(lambda a: a[drawn[1]], held))
+        return state, ravel_pytree(state.position)[0]
+
+    def by_updates(carry, drawn):
+        params, state = carry
+        updates, state = moving.update(slope(params, jax.tree.map(lambda a: a[drawn[1]], held)), state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), ravel_pytree(params)[0]
+
+    def chain(key):
+        drawn = jax.random.split(key, STEPS), batches(jax.random.fold_in(key, 1), tuning.dynamics, n, STEPS)
+        if library == "blackjax":
+            return jax.lax.scan(by_kernel, kernel.init(first), drawn)[1]
+        return jax.lax.scan(by_updates, (first, moving.init(first)._replace(key=key)), drawn)[1]
+
+    found = observed(jax.jit(jax.vmap(chain))(jax.random.split(jax.random.key(3), CHAINS)), tuning)
+    assert found.check("covariance").status == "ok", str(found)
+    np.testing.assert_allclose(found.sd_ratio, 1.0, atol=5.0 * found.spread_error.max())
+
+
+def test_batches_without_their_weights_are_refused(heavy, moments) -> None:
+    problem, (data, _), of_weighted = heavy
+    tuning = eq.tune(of_weighted, "sandwich", eq.Dynamics(batch_size=45))
+    params = problem.layout.unflatten(tuning.center)
+    with pytest.raises(eq.InvalidInput, match=r"minibatch: must be \(rows, weights\)"):
+        eqo.gradient(tuning, problem)(params, data)
+    plain, of_plain = eq.bind(MODEL, DATA), tuned(moments)
+    with pytest.raises(eq.InvalidInput, match="minibatch: must be rows in the data's structure"):
+        eqo.gradient(of_plain, plain)(plain.layout.unflatten(of_plain.center), (DATA, np.ones(600)))

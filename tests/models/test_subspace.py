@@ -106,12 +106,16 @@ def test_products_are_those_of_the_matrices(net) -> None:
     np.testing.assert_allclose(whole.pulled(w), G.T @ w, atol=1e-10)
 
 
-def test_moments_are_the_projected_ones(net, monkeypatch) -> None:
+@pytest.mark.parametrize("narrow", [False, True])
+def test_moments_are_the_projected_ones(net, monkeypatch, narrow) -> None:
     model, data, fit, full = net
+    if narrow:  # as if no row could have the parameters of all directions to itself: derivatives are taken forwards
+        monkeypatch.setattr("equipoise.models.general.structure._CACHED", 0)
     # as if there were too many parameters to take more than three directions together
     monkeypatch.setattr("equipoise.models.general.structure._TOGETHER", 3 * fit.theta.size)
     small = eq.subspace(model, data, fit, rank=RANK, of="scores")
     P = small.subspace[1]
+    assert eq.bind(small, data).search.dear == narrow
     moments = eq.moments(small, data, eq.fit(small, data))
     assert isinstance(moments.curvature, StoredCurvature)
     root = np.random.default_rng(2).normal(size=(RANK, RANK))

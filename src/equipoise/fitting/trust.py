@@ -73,7 +73,7 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     FitFailed
         If it ends in a saddle point (the error carries the directions of negative curvature) or does not converge.
     """
-    if start.size > FEW and problem.search.metric() is None:
+    if (start.size > FEW or problem.search.dear) and problem.search.metric() is None:
         return by_products(problem, start, max_iterations)
     metric = problem.search.metric()
     frame = _Frame(problem, start, None if metric is None else whitening(problem, metric))

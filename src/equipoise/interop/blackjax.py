@@ -48,10 +48,10 @@ def sgmcmc(tuning: Tuning, model: Model | GeneralProblem) -> SamplingAlgorithm:
     -------
     blackjax.base.SamplingAlgorithm
         `init(params)` and `step(key, state, minibatch)`; a minibatch has the data's structure, with rows along the first
-        axis, drawn as the tuning's dynamics say.
+        axis, drawn as the tuning's dynamics say. Of a problem whose rows have weights it is `(rows, weights)`.
     """
     (step, root, momentum), loss = move_of(tuning), general_model(model)
-    slope = flat_gradient(tuning, loss)
+    slope = flat_gradient(tuning, model)
 
     def init(position: PyTree, rng_key: jax.Array | None = None) -> SGMCMCState:
         del rng_key

@@ -14,6 +14,7 @@ from equipoise.engines.jax.projection import Traced, Tree
 from equipoise.errors import InvalidInput
 from equipoise.interop.moves import move_of, require_size
 from equipoise.models.general.model import Model
+from equipoise.models.general.observing import Weighted
 from equipoise.models.general.problem import GeneralProblem
 from equipoise.models.general.structure import Structure
 from equipoise.theory.tuning import Tuning
@@ -34,10 +35,11 @@ def gradient(tuning: Tuning, model: Model | GeneralProblem) -> Callable[[PyTree,
     Returns
     -------
     Callable
-        `gradient(params, batch)`: a tree like `params`; `batch` has the data's structure, with rows along the first axis.
+        `gradient(params, batch)`: a tree like `params`; `batch` has the data's structure, with rows along the first axis. Of
+        a problem whose rows have weights: `gradient(params, (batch, weights))`.
     """
     loss = general_model(model)
-    slope = flat_gradient(tuning, loss)
+    slope = flat_gradient(tuning, model)
 
     def of_tree(params: PyTree, batch: PyTree) -> PyTree:
         theta, back = raveled(loss.structure, params)
@@ -46,17 +48,20 @@ def gradient(tuning: Tuning, model: Model | GeneralProblem) -> Callable[[PyTree,
     return of_tree
 
 
-def flat_gradient(tuning: Tuning, model: Model) -> Callable[[Traced, Tree], Traced]:
+def flat_gradient(tuning: Tuning, model: Model | GeneralProblem) -> Callable[[Traced, Tree], Traced]:
     """The same for flat parameters.
 
     With control variates, the mean gradient of all rows at θ̂ is what the regulariser's is there, with the other sign.
     """
     move_of(tuning)
-    require_size(tuning, model.structure.dim, "tune on this model's moments")
-    functions, push, n = model.functions, _push(tuning, model), tuning.predicted.moments.n
+    loss = general_model(model)
+    require_size(tuning, loss.structure.dim, "tune on this model's moments")
+    functions, push, n = loss.functions, _push(tuning, loss), tuning.predicted.moments.n
+    tree = model.tree if isinstance(model, GeneralProblem) else None
 
     def mean(theta: Traced, batch: Tree) -> Traced:
-        return jnp.mean(jax.vmap(functions.row, (None, 0))(theta, batch))
+        rows = batch if tree is None else _structured(batch, tree)
+        return jnp.mean(jax.vmap(functions.row, (None, 0))(theta, rows))
 
     def plain(theta: Traced, batch: Tree) -> Traced:
         return jax.grad(mean)(theta, batch) + push(theta) / n
@@ -82,6 +87,18 @@ def _push(tuning: Tuning, model: Model) -> Callable[[Traced], Traced]:
         return jnp.asarray(slope, at) + jnp.asarray(bend, at) @ (theta - jnp.asarray(tuning.center, at))
 
     return linear
+
+
+def _structured(batch: Tree, tree: jax.tree_util.PyTreeDef) -> Tree:
+    """A batch as the rows it was tuned on: gradients without their weights would be those of another loss."""
+    weighed = isinstance(jax.tree.unflatten(tree, range(tree.num_leaves)), Weighted)
+    rows = Weighted(*batch) if weighed and isinstance(batch, tuple) and len(batch) == 2 else batch
+    if jax.tree.structure(rows) != tree:
+        raise InvalidInput(
+            "minibatch", "(rows, weights), as the problem's rows have weights" if weighed else "rows in the data's structure",
+            str(jax.tree.structure(batch)), "take the same rows of every array of the data",
+        )  # fmt: skip
+    return rows
 
 
 def general_model(model: object) -> Model:

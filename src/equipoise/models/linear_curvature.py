@@ -37,6 +37,7 @@ __all__ = ["LinearCurvature", "leveraging"]
 
 _TURNED = 512  # columns from which on rows are brought into other coordinates
 _ROWS_TURNED = 20  # rows a column up to which they are
+_ROWS_PAIRED = 6  # rows a column up to which all pairs of rows cost less than many passes over them
 _SHARE = 0.25  # of the memory at hand that their copy may take
 _LOT = 1 << 15  # rows that tell how large v is
 _CORE, _EVEN = 1 << 15, 1 << 13  # rows that are kept to stand for all: by their v, and alike at the least
@@ -181,6 +182,20 @@ class LinearCurvature:
             return None
         rows = replace(source, x=source.x @ basis)
         return LinearCurvature(replace(self.problem, source=rows), dual @ self.theta)
+
+    def factors(self, basis: Array) -> Array | None:
+        """√(|h_n| √(e_n c_n / N)) Rᵀ x_n, c_n the row's frequency and e_n its emphasis; of few rows in memory."""
+        rows = self.problem.source
+        if not isinstance(rows, Rows) or len(rows.y) > _ROWS_PAIRED * self.theta.size:
+            return None
+        # two matrices of all pairs, what is made of them, and the rows themselves
+        if 8.0 * (4.0 * len(rows.y) ** 2 + 2.0 * rows.x.size) > _SHARE * available_memory():
+            return None
+        (h,) = derivatives(self.problem.model.loss, rows, self.theta, 2)
+        share = rows.counts / rows.n
+        if self.leverage is not None:
+            share = share * self.leverage.emphasis(rows.x, h)
+        return np.sqrt(np.abs(h) * np.sqrt(share))[:, None] * (rows.x @ basis)
 
     @property
     def _rule(self) -> int:

@@ -136,6 +136,11 @@ class LinearSearch:
         return divergence is None or divergence.convex
 
     @property
+    def dear(self) -> bool:
+        """A Hessian of few columns is one pass."""
+        return False
+
+    @property
     def exhaustive(self) -> bool:
         """All starts are tried: they are few and cheap."""
         return True

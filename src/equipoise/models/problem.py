@@ -165,6 +165,11 @@ class Search(Measure, Protocol):
         ...
 
     @property
+    def dear(self) -> bool:
+        """Whether a Hessian costs so much that steps are found by products with vectors, however few parameters there are."""
+        ...
+
+    @property
     def exhaustive(self) -> bool:
         """Whether all starts are worth trying, or only the first that works."""
         ...

@@ -11,7 +11,7 @@ from equipoise.arrays import Array
 from equipoise.linalg import Sums, blocks, symmetric, tree_sum
 from equipoise.theory.expansion import Expansion, FullExpansion, expanded_rows
 
-__all__ = ["Curvature", "DenseCurvature", "ImagePass", "Turnable", "emphasis"]
+__all__ = ["Curvature", "DenseCurvature", "ImagePass", "RankOne", "Turnable", "emphasis"]
 
 
 SumsOut = TypeVar("SumsOut", bound=tuple[object, ...], covariant=True)
@@ -87,6 +87,15 @@ class Turnable(Protocol):
 
     def turned(self, basis: Array, dual: Array) -> Curvature | None:
         """The same in z, θ = basis · z and z = dual · θ; None where that would cost more than it saves."""
+        ...
+
+
+@runtime_checkable
+class RankOne(Protocol):
+    """Curvature J_n that is a multiple of x_n x_nᵀ."""
+
+    def factors(self, basis: Array) -> Array | None:
+        """Vectors y_n (N, D) with mean Rᵀ J_n R S Rᵀ J_n R = Σ (y_nᵀ S y_n) y_n y_nᵀ; None where there are too many rows."""
         ...
 
 

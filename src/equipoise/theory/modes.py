@@ -31,6 +31,9 @@ from equipoise.linalg import congruent, symmetric
 __all__ = ["Modes", "step_matrix"]
 
 
+_ALIKE = 1e-7  # relative spread of the modes' rates up to which a step counts as a multiple of the inverse Hessian
+
+
 def step_matrix(step: ArrayLike, dim: int, name: str = "step") -> Array:
     """A scalar, vector or matrix step as a symmetric positive definite matrix.
 
@@ -135,6 +138,11 @@ class Modes:
         """Whether the mean converges: 0 < d < 2 (1 + κ)."""
         upper = 2.0 * (1.0 + self.momentum) if self.discrete else np.inf
         return bool(self.rates[0] > 0.0 and self.rates[-1] < upper)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all modes have one rate: the step is a multiple of the inverse Hessian."""
+        return bool(self.rates[-1] - self.rates[0] <= _ALIKE * self.rates[-1])
 
     @property
     def transition(self) -> Array:

@@ -17,8 +17,9 @@ from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, instance, numeric_array, shown, whole
 from equipoise.errors import InvalidInput
 from equipoise.linalg import congruent, split_range, symmetric
-from equipoise.theory.curvature import Curvature, DenseCurvature, Turnable
+from equipoise.theory.curvature import Curvature, DenseCurvature, RankOne, Turnable
 from equipoise.theory.dynamics import BatchRule, Dynamics
+from equipoise.theory.newton import noise_peak
 
 if TYPE_CHECKING:
     from equipoise.theory.tails import Tails
@@ -107,6 +108,12 @@ class Moments(Card):
         # often they are the Hessian's own: then nothing is left of a product of matrices
         own = np.abs(J - np.diag(d)).max() <= _DIAGONAL * np.abs(d).max()
         return lambda S: symmetric(curvature.quadratic(S) - (np.outer(d, d) * S if own else congruent(J, S)))
+
+    def noise_peak(self, basis: Array, dynamics: Dynamics, error: float) -> float | None:
+        """The largest eigenvalue of S ↦ Rᵀ K(R S Rᵀ) R where rows are few, R = basis; None elsewhere."""
+        operator = self.drawn(dynamics.rule)
+        factors = operator.factors(basis) if isinstance(operator, RankOne) else None
+        return None if factors is None else noise_peak(factors, congruent(basis.T, self.loss_hessian), error)
 
     @checked_options
     def curvature_number(self, target: str | ArrayLike, dynamics: Dynamics | None = None) -> float:

@@ -36,12 +36,15 @@ class Noise:
         Whether time is discrete: False drops every term of second order in the step.
     turned
         From R and R⁻¹ to S ↦ Rᵀ linear(R S Rᵀ) R, where that is known more cheaply; else to None.
+    peak
+        From R and a relative error to the largest eigenvalue of the same, where that is known more cheaply; else to None.
     """
 
     constant: Array
     linear: Callable[[Array], Array] | None
     discrete: bool = True
     turned: Callable[[Array, Array], Callable[[Array], Array] | None] = lambda basis, dual: None  # noqa: ARG005
+    peak: Callable[[Array, float], float | None] = lambda basis, error: None  # noqa: ARG005
 
     def at(self, S: Array) -> Array:
         """C(S)."""
@@ -75,7 +78,11 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
             found = moments.turned_noise(basis, dual, dynamics)
             return None if found is None else lambda S: b * found(S)
 
-        return Noise(b * still, lambda S: b * moments.curvature_noise(S, dynamics), turned=turned)
+        def peak(basis: Array, error: float) -> float | None:
+            found = moments.noise_peak(basis, dynamics, error)
+            return None if found is None else b * found
+
+        return Noise(b * still, lambda S: b * moments.curvature_noise(S, dynamics), turned=turned, peak=peak)
     if proxy in PROXIES:
         _require_plain(proxy, dynamics)
     if proxy == "ct":

@@ -27,8 +27,8 @@ __all__ = ["decay_bound", "largest_multiple", "mean_radius2", "spectral_radius"]
 
 # Below this many unknowns a dense eigenvalue problem is faster and surer than a Krylov method.
 _DENSE = 150
-# Vectors that are held at once, and how often it is begun anew from the best so far.
-_KRYLOV, _RESTARTS = 24, 40
+# Vectors that are held at once, those of them that are kept when there are so many, and applications of the map at most.
+_KRYLOV, _KEPT, _APPLICATIONS = 24, 8, 960
 # Relative size of the residual, and of the eigenvalue's error that follows from it, at the end; and that of a largest multiple,
 # every digit of which costs passes over the data.
 _RESIDUAL, _ERROR, _MULTIPLE = 1e-6, 1e-13, 1e-6
@@ -42,6 +42,9 @@ def spectral_radius(modes: Modes, noise: Noise) -> float:
     if modes.momentum > 0.0:
         return _joint_radius(modes, spread)
     dim, a = modes.rates.size, 1.0 - modes.rates
+    peak = _peak(modes, noise, _ERROR)
+    if peak is not None:
+        return float(np.mean(a)) ** 2 + peak
     keep = np.outer(a, a)
 
     def square(v: Array) -> Array:
@@ -57,9 +60,12 @@ def largest_multiple(modes: Modes, noise: Noise) -> float:
         return np.inf
     if modes.rates[0] <= 0.0:
         return 0.0
-    dim, spread = modes.rates.size, whitened(noise, modes)
     root = modes.first_order**-0.5
     kept = modes.second_order * root**2
+    peak = _peak(modes, noise, _MULTIPLE)
+    if peak is not None:
+        return 1.0 / float(np.mean(kept + root**2 * peak))
+    dim, spread = modes.rates.size, whitened(noise, modes)
     if spread is None:
         return float(1.0 / kept.max())
 
@@ -68,6 +74,13 @@ def largest_multiple(modes: Modes, noise: Noise) -> float:
         return (kept * S + root * spread(root * S)).ravel()
 
     return 1.0 / _top(pencil, np.diag(np.diag(root)).ravel(), _MULTIPLE)[0]
+
+
+def _peak(modes: Modes, noise: Noise, error: float) -> float | None:
+    """The largest eigenvalue of K̃ where one rate is all modes' and it is to be had from the rows; else None."""
+    if not modes.alike or modes.rates.size**2 <= _DENSE:
+        return None
+    return noise.peak(modes.basis, error)
 
 
 def resolvent(modes: Modes, gamma: float) -> Array:
@@ -136,35 +149,35 @@ def _top(apply: Callable[[Array], Array], start: Array, error: float = _ERROR) -
     """Largest eigenvalue, up to a relative error, and its unit eigenvector of a symmetric map.
 
     Lanczos with full orthogonalisation from a start that is close: an application may be a pass over the data, and the
-    eigenvalue's error is the square of the vector's, so that it ends sooner than a solver that asks for the vector.
+    eigenvalue's error is the square of the vector's, so that it ends sooner than a solver that asks for the vector. What is
+    kept at a restart are the leading vectors, not the first alone: of a crowd the distance to the next would be unknown.
     """
     if start.size <= _DENSE:
         values, vectors = np.linalg.eigh(_dense(apply, start.size))
         return float(values[-1]), vectors[:, -1]
-    vector = start / np.linalg.norm(start)
-    for _ in range(_RESTARTS):
-        basis = np.empty((_KRYLOV, start.size))
-        diagonal, beside, below = list[float](), list[float](), 0.0
-        for k in range(_KRYLOV):
-            basis[k] = vector
-            image = apply(vector)
-            diagonal.append(float(vector @ image))
-            for _again in range(2):
-                image -= basis[: k + 1].T @ (basis[: k + 1] @ image)
-            below = float(np.linalg.norm(image))
-            values, axes = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
-            top, residual = float(values[-1]), below * abs(float(axes[-1, -1]))
-            gap = top - float(values[-2]) if k else 0.0
-            small = residual <= _RESIDUAL * np.sqrt(error / _ERROR) * abs(top)
-            if small and residual**2 <= error * abs(top) * gap:
-                return top, axes[:, -1] @ basis[: k + 1]
-            beside.append(below)
-            vector = image / below if below > 0.0 else image
-            if below <= np.finfo(float).eps * abs(top):
-                return top, axes[:, -1] @ basis[: k + 1]
-        vector = axes[:, -1] @ basis
-        vector /= np.linalg.norm(vector)
-    return top, vector
+    basis, within = np.empty((_KRYLOV, start.size)), np.zeros((_KRYLOV, _KRYLOV))
+    vector, k = start / np.linalg.norm(start), 0
+    for _ in range(_APPLICATIONS):
+        basis[k] = vector
+        image = apply(vector)
+        within[: k + 1, k] = within[k, : k + 1] = basis[: k + 1] @ image
+        for _again in range(2):
+            image -= basis[: k + 1].T @ (basis[: k + 1] @ image)
+        k, below = k + 1, float(np.linalg.norm(image))
+        values, axes = np.linalg.eigh(within[:k, :k])
+        top, residual = float(values[-1]), below * abs(float(axes[-1, -1]))
+        gap = top - float(values[-2]) if k > 1 else 0.0
+        small = residual <= _RESIDUAL * np.sqrt(error / _ERROR) * abs(top)
+        exact = residual <= error * abs(top) or below <= np.finfo(float).eps * abs(top)
+        if exact or (small and residual**2 <= error * abs(top) * gap):
+            break
+        vector = image / below
+        if k == _KRYLOV:
+            k = _KEPT
+            basis[:k] = axes[:, -k:].T @ basis
+            within[:k, :k] = np.diag(values[-k:])
+            axes = np.eye(k)
+    return top, axes[:, -1] @ basis[:k]
 
 
 def _dense(apply: Callable[[Array], Array], size: int) -> Array:

@@ -32,7 +32,6 @@ __all__ = ["Stationary", "law", "stationary"]
 
 
 _ACCEPTED = 1e-8  # the largest relative residual accepted as a solution
-_ALIKE = 1e-7  # relative spread of the modes' rates up to which a step counts as a multiple of the inverse Hessian
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,9 +90,10 @@ class Stationary(Card):
     @property
     def newton(self) -> float | None:
         """γ where the step is γH⁻¹, which contracts every direction alike; None elsewhere, and with momentum."""
-        rates = self.modes.rates
-        alike = rates[-1] - rates[0] <= _ALIKE * rates[-1]
-        return float(rates.mean()) if alike and self.dynamics.momentum == 0.0 and self.modes.discrete else None
+        modes = self.modes
+        return (
+            float(modes.rates.mean()) if modes.alike and self.dynamics.momentum == 0.0 and self.modes.discrete else None
+        )
 
     @cached_property
     def worst_kurtosis(self) -> float:

@@ -41,6 +41,7 @@ class Functions:
         self.origin = None if structure.origin is None else _tensor(structure.origin)
         self._threads = threading.local()
         self.prior, self.together = model.prior, structure.together
+        self.scored, self.written = structure.apart(1), structure.apart(structure.dim)
 
     @property
     def twin(self) -> Any:

@@ -112,7 +112,8 @@ class GeneralCurvature:
             return Total((g * self._shares(b)[:, None]).T @ g)
 
         with jax.enable_x64(True):
-            return symmetric(self.problem.reduce(products, self._width).total) / self.problem.source.n
+            width = self.problem.functions.scored if self.drawn is None else self._width
+            return symmetric(self.problem.reduce(products, width).total) / self.problem.source.n
 
     def leverages(self, inverse: Array) -> Array:
         """|tr(H⁻¹ J_n)| of every observation: exact, or with many parameters an estimate, the same at every call."""
@@ -142,7 +143,7 @@ class GeneralCurvature:
     @property
     def _written(self) -> int:
         """Numbers that its Hessian takes."""
-        return self.problem.model.structure.apart(self.theta.size)
+        return self.problem.functions.written
 
     @property
     def _bent(self) -> int:

@@ -2,7 +2,8 @@
 
 In a subspace the parameters are origin + z · basis. Both may be large, so that they travel as arguments: a constant would
 be copied into every compiled function. Derivatives along many directions are taken a few at a time, so that nothing is
-larger than a few vectors of all parameters.
+larger than a few vectors of all parameters. Where even those of all directions are too large, derivatives of single rows
+are taken forwards: directions are then shared by all rows, and no row has a vector of all parameters to itself.
 """
 
 from __future__ import annotations
@@ -46,6 +47,38 @@ def _hessian(f: _Scalar, most: int) -> _Scalar:
 
     def found(theta: Traced, *rest: Tree) -> Traced:
         return _over(lambda v: _along(jax.grad(f), theta, v, *rest), jnp.eye(theta.size, dtype=theta.dtype), most)
+
+    return found
+
+
+def _forward_scores(each: _Scalar, most: int) -> _Scalar:
+    """∇ of every row, (rows, D), one direction's slope after the other."""
+
+    def found(theta: Traced, *rest: Tree) -> Traced:
+        return _over(lambda v: _along(each, theta, v, *rest), jnp.eye(theta.size, dtype=theta.dtype), most).T
+
+    return found
+
+
+def _forward_hessians(each: _Scalar, most: int) -> _Scalar:
+    """∇² of every row, (rows, D, D): slopes of slopes, by pairs of groups of so many directions."""
+
+    def found(theta: Traced, *rest: Tree) -> Traced:
+        dim = theta.size
+        groups = -(-dim // most)
+        unit = jnp.eye(groups * most, dim, dtype=theta.dtype).reshape(groups, most, dim)
+        pairs = np.triu_indices(groups)
+
+        def twice(v: Traced, u: Traced) -> Traced:
+            return _along(lambda t: _along(each, t, v, *rest), theta, u)
+
+        def pair(which: tuple[Traced, Traced]) -> Traced:
+            return jax.vmap(lambda v: jax.vmap(lambda u: twice(v, u))(unit[which[1]]))(unit[which[0]])
+
+        above = jax.lax.map(pair, tuple(map(jnp.asarray, pairs)))
+        full = jnp.zeros((groups, groups, *above.shape[1:]), above.dtype).at[pairs].set(above)
+        full = full.at[pairs[::-1]].set(above.swapaxes(1, 2)).transpose(4, 0, 2, 1, 3)
+        return full.reshape(len(full), groups * most, groups * most)[:, :dim, :dim]
 
     return found
 
@@ -119,8 +152,14 @@ class Functions:
         self.hessian = compiled(_hessian(total, together))
         self.product = compiled(product)
         self.slopes = compiled(lambda t, frame, block, v: _along(each, t, v, frame, block))
-        self.scores = compiled(jax.vmap(jax.grad(row), (None, None, 0)))
-        self.hessians = compiled(jax.vmap(_hessian(row, together), (None, None, 0)))
+        if structure.narrow:
+            self.scores = compiled(_forward_scores(each, together))
+            self.hessians = compiled(_forward_hessians(each, structure.group))
+        else:
+            self.scores = compiled(jax.vmap(jax.grad(row), (None, None, 0)))
+            self.hessians = compiled(jax.vmap(_hessian(row, together), (None, None, 0)))
+        # numbers that they make of each row
+        self.scored, self.written = structure.scored, structure.written
         self.thirds = compiled(jax.vmap(third, (None, None, 0)))
         self.products = compiled(products)
         self.bends = compiled(bends)

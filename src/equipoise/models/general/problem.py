@@ -115,7 +115,8 @@ class GeneralProblem(Card):
     @property
     def search(self) -> GeneralSearch:
         """The user's start, then perturbations of it."""
-        return GeneralSearch(self.model.structure.flatten(self.model.init))
+        structure = self.model.structure
+        return GeneralSearch(structure.flatten(self.model.init), structure.narrow)
 
     @property
     def guarded(self) -> bool:
@@ -261,7 +262,7 @@ class GeneralProblem(Card):
             return _ScoreSums(b.counts @ g, (b.counts[:, None] * g).T @ g)
 
         with jax.enable_x64(True):
-            (sums, J), n = self._with_hessian(scores, theta, self.model.structure.apart(1)), self.source.n
+            (sums, J), n = self._with_hessian(scores, theta, functions.scored), self.source.n
             H = symmetric(J + self._prior_hessian(theta))
         mean = sums.score / n
         V = symmetric(sums.scatter / n - np.outer(mean, mean))

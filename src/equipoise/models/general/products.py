@@ -58,7 +58,7 @@ def diagonal(problem: GeneralProblem, theta: Array) -> Array:
         return _Pulled(b.counts @ (g * g))
 
     with jax.enable_x64(True):
-        squares = some.reduce(squared, problem.model.structure.apart(1)).total / some.source.n
+        squares = some.reduce(squared, functions.scored).total / some.source.n
         squares = np.where(squares > 0.0, squares, squares.mean() or 1.0)
         bent = _probed(lambda v: _bent(some, theta, v), squares)
         held = np.abs(np.asarray(functions.penalty_product(theta, np.ones(dim)))) / problem.n

@@ -22,6 +22,7 @@ class GeneralSearch:
     """The search for a general loss's minimum, from the user's start."""
 
     start: Array
+    dear: bool = False
 
     @property
     def convex(self) -> bool:

@@ -71,14 +71,15 @@ def subspace_curvature(exact: GeneralCurvature) -> FactoredCurvature | StoredCur
     structure, dim = exact.problem.model.structure, exact.theta.size
     row = 2.0 * structure.full * dim * (dim + 5.0)  # operations: a Hessian-vector product and its coordinates, for each
     some = exact.sampled(max(_FEWEST, int(min(_WORK / row, _STORED / dim**2))))
-    return factored_curvature(some) or _stored(some)
+    # to look for low ranks takes products of every row by itself, which with so many parameters cost more than its Hessian
+    return (None if structure.narrow else factored_curvature(some)) or _stored(some)
 
 
 def _stored(exact: GeneralCurvature) -> StoredCurvature:
     problem, functions, theta = exact.problem, exact.problem.functions, exact.theta
     scores, hessians, longest = [], [], 0
     with jax.enable_x64(True):
-        for block in problem.source.blocks(problem.model.structure.apart(theta.size)):
+        for block in problem.source.blocks(functions.written):
             longest = max(longest, block.height)
             b = problem.padded(block, longest)
             each = np.repeat(np.arange(b.size), b.counts.astype(np.int64))

@@ -20,6 +20,8 @@ __all__ = ["Structure", "leaf_name", "trainable_structure"]
 
 # Numbers in the parameters of all directions that are taken together: 64 MB.
 _TOGETHER = 1 << 23
+# The same of one row that stay in cache, and directions of a group where they do not.
+_CACHED, _GROUP = 1 << 20, 8
 
 # Containers of the user's own: only JAX looks inside.
 Tree = object
@@ -70,6 +72,16 @@ class Structure:
         """Directions along which derivatives are taken together: as many as their parameters leave room for."""
         return max(1, _TOGETHER // self.full)
 
+    @property
+    def narrow(self) -> bool:
+        """Whether this is a subspace of so many parameters that no row should have those of all directions to itself."""
+        return self.basis is not None and self.full * self.dim > _CACHED
+
+    @property
+    def group(self) -> int:
+        """Directions that are paired with as many others where second derivatives are taken forwards."""
+        return min(_GROUP, self.together, self.dim)
+
     def apart(self, directions: int) -> int:
         """Numbers made of each row where derivatives of every row are taken along so many directions."""
         return max(directions * self.dim, min(directions, self.together) * self.full)
@@ -77,6 +89,18 @@ class Structure:
     def summed(self, directions: int = 1) -> int:
         """The same where rows are added up: what lies between parameters and loss, which is narrower than they are."""
         return min(directions, self.together) * max(1, int(self.full**0.5))
+
+    @property
+    def scored(self) -> int:
+        """Numbers made of each row where its gradient is."""
+        return self.summed(self.dim) if self.narrow else self.apart(1)
+
+    @property
+    def written(self) -> int:
+        """Numbers made of each row where its Hessian is."""
+        if not self.narrow:
+            return self.apart(self.dim)
+        return max(self.dim**2, self.group * self.summed(self.group))
 
     def within(self, origin: Array, basis: Array) -> Structure:
         """The same parameters restricted to origin + the span of the rows of `basis`."""
