@@ -376,9 +376,7 @@ def test_a_term_that_is_infinite_somewhere_names_file_and_row(frame, folder) -> 
         source.whole()
     frame.loc[470, "b"] = np.inf
     frame[201:].to_parquet(folder / "part-3.parquet", row_group_size=50, index=False)
-    with pytest.raises(
-        InvalidInput, match=r"b: must be finite; got NaN or infinity at 269, in .*part-3.parquet"
-    ):
+    with pytest.raises(InvalidInput, match=r"b: must be finite; got NaN or infinity at 269, in .*part-3.parquet"):
         eq.data.scan(folder, "y ~ b").whole()
 
 
