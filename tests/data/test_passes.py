@@ -174,6 +174,20 @@ def test_what_a_plan_and_a_summary_say_of_files(folder, tmp_path) -> None:
     assert eq.load(cal.save(tmp_path / "run.eqz")).plan.reads == cal.plan.reads
 
 
+def test_small_files_that_are_read_whole_keep_their_clusters_and_times(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=60), "firm": np.arange(60) % 7, "day": np.arange(60)})
+    frame["y"] = rng.poisson(np.exp(0.3 * frame.x))
+    for k in range(3):
+        frame[20 * k : 20 * (k + 1)].to_parquet(tmp_path / f"{k}.parquet")
+    for kind, options in {"CRV1": {"clusters": "firm"}, "HAC": {"time": "day", "lags": 2}}.items():
+        found, expected = (
+            eq.plan(eq.glm("poisson"), data, formula="y ~ x", target=kind, **options).tuning.target
+            for data in (tmp_path, frame)
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
 def test_a_sample_smaller_than_asked_for_takes_the_place_of_a_pass() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(size=30_000)

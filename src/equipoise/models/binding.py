@@ -115,7 +115,7 @@ def _tabled(data: object, formula: str, options: Mapping[str, Any], executor: ob
     if executor is not None:
         return source
     # the rows that a formula makes of large files may be small
-    return source.whole() if source.size <= source.memory // 4 else source
+    return source.marked().whole() if source.size <= source.memory // 4 else source
 
 
 def _is_large(data: object) -> bool:
