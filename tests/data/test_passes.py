@@ -84,7 +84,7 @@ def test_a_plan_reads_the_files_at_most_eight_times(response, family, target, cl
 
 
 @pytest.mark.slow
-def test_a_loss_of_ones_own_is_read_at_most_eight_times(folder, readings) -> None:
+def test_a_loss_of_ones_own_is_read_at_most_eight_times(folder, heavy, readings) -> None:
     source = eq.data.scan(folder, columns={"x": ["a", "b"], "y": "count"})
     eq.plan(eq.Model(jax_loss, {"a": 0.0, "b": np.zeros(2)}), source)
     assert readings.total() / N <= 8

@@ -22,6 +22,7 @@ from equipoise.linalg import split_range, symmetric
 from equipoise.models.binding import bind, checked
 from equipoise.models.clustered import ClusterSums
 from equipoise.models.covariance import Covariance
+from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Model, Problem
 from equipoise.models.robust import KINDS, Information, moments_for
 from equipoise.models.verbs import moments, require_matrices
@@ -335,6 +336,8 @@ def _choose(
         tuning = tune(found, matrix, dynamics, moves.proxy, moves.structure, noise=noise, fidelity=given)
         return sampler, tuning, ()
     fidelity = moves.wanted_fidelity(target.kind, problem.quadratic)
+    if moves.batches == "auto" and not problem.source.in_memory and not isinstance(problem, LinearProblem):
+        moves = replace(moves, batches="independent")  # leverages of a loss of one's own are two passes over files
     considered = with_reading(problem, consider(found, matrix, moves, length, fidelity, problem.quadratic))
     best = cheapest(considered)
     shown = tuple(replace(c, chosen=c is best) for c in considered)

@@ -12,6 +12,7 @@ from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.files import available_memory
 from equipoise.linalg import Sums, symmetric
+from equipoise.models.core import ALIKE, Chances
 from equipoise.models.passes import (
     AbsolutePass,
     Both,
@@ -40,9 +41,6 @@ _ROWS_TURNED = 20  # rows a column up to which they are
 _ROWS_PAIRED = 6  # rows a column up to which all pairs of rows cost less than many passes over them
 _SHARE = 0.25  # of the memory at hand that their copy may take
 _LOT = 1 << 15  # rows that tell how large v is
-_CORE, _EVEN = 1 << 15, 1 << 13  # rows that are kept to stand for all: by their v, and alike at the least
-_HALVINGS = 40  # in which a size is found
-_ALIKE = 0.1  # by how much the mean (h xᵀSx)⁴ of a sample may differ from that of all rows
 
 
 @dataclass(frozen=True)
@@ -117,12 +115,12 @@ class LinearCurvature:
         If those drawn alike do not have it, those of large h_n x_nᵀSx_n and some of the others may.
         """
         some, whole = self.sampled(count), self._fourth(S)
-        if some is not self and abs(some._fourth(S) - whole) > _ALIKE * whole:
+        if some is not self and abs(some._fourth(S) - whole) > ALIKE * whole:
             core = self._sums(S)[1] or self.problem.source.reduce(self._core_pass(*_rooted(S)))
             some = LinearCurvature(
                 replace(self.problem, source=core.rows(self.problem.source)), self.theta, self.leverage
             )
-        return some if abs(some._fourth(S) - whole) <= _ALIKE * whole else self
+        return some if abs(some._fourth(S) - whole) <= ALIKE * whole else self
 
     def _fourth(self, S: Array) -> float:
         return float(self._sums(S)[0].fourth[self._rule]) / self.problem.source.n
@@ -135,16 +133,11 @@ class LinearCurvature:
         return both.first, both.second.rows(source)
 
     def _core_pass(self, matrix: Array, root: Array | None) -> CorePass:
-        """The pass that keeps about `_CORE` rows, by what a sample tells of their sizes."""
+        """The pass that keeps about 33,000 rows, by what a sample tells of their sizes."""
         n, model = self.problem.source.n, self.problem.model
-        every = CorePass(model, self.theta, matrix, root, 1.0, 0.0)
+        every = CorePass(model, self.theta, matrix, root, Chances(1.0, 0.0))
         v = np.concatenate([every.sizes(rows) for rows in self.sampled(_LOT).problem.source.blocks()])
-        low, high = 0.0, float(v.max()) or 1.0
-        for _ in range(_HALVINGS):
-            middle = 0.5 * (low + high)
-            kept = n * float(np.mean(np.minimum((v / middle) ** 2, 1.0)))
-            low, high = (middle, high) if kept > _CORE else (low, middle)
-        return replace(every, large=high, floor=_EVEN / n)
+        return replace(every, chances=Chances.of(v, n))
 
     def scatter(self) -> Array:
         """mean g_n² x_n x_nᵀ."""

@@ -15,6 +15,7 @@ from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.linalg import Sums, times_lower
+from equipoise.models.core import Chances, lots, standing
 from equipoise.models.sums import counted, derivatives, forms, gram, gram_and_sum
 from equipoise.theory.curvature import ImagePass, emphasis
 
@@ -258,32 +259,25 @@ class CoreSums(NamedTuple):
     def rows(self, like: Source[Rows]) -> Rows:
         """Those rows as if they were all: such as were kept by chance share the observations that the others leave."""
         *x, y, weights, offset, counts, chance = np.concatenate(self.kept).T
-        surely, times = chance >= 1.0, counts / chance
-        rest = like.n - float(np.sum(counts[surely]))
-        times[~surely] *= rest / max(float(np.sum(times[~surely])), 1.0)
+        times = standing(counts, chance, like.n)
         return Rows(np.stack(x, axis=1), y, weights, offset, like.names, frequency=times)
 
 
 @dataclass(frozen=True)
 class CorePass:
-    """Rows that together stand for all: those of large v = |h| xᵀSx for themselves, others by chance.
-
-    A row is kept with probability min(1, max(floor, (v/large)²)), by a number that its own v decides: whatever block it is in,
-    and whoever reads it.
-    """
+    """Rows that together stand for all, by their v = |h| xᵀSx."""
 
     model: GLM
     theta: Array
     S: Array
     root: Array | None
-    large: float
-    floor: float
+    chances: Chances
 
     def __call__(self, rows: Rows) -> CoreSums:
         """Those of one block."""
         v = self.sizes(rows)
-        chance = np.clip((v / self.large) ** 2, self.floor, 1.0)
-        index = np.flatnonzero(_lots(v) < chance)
+        chance = self.chances(v)
+        index = np.flatnonzero(lots(v) < chance)
         some, one = rows.take(index), np.ones(len(index))
         weights = one if some.weights is None else some.weights
         offset = 0.0 * one if some.offset is None else some.offset
@@ -293,15 +287,6 @@ class CorePass:
         """v of every row."""
         (h,) = derivatives(self.model.loss, rows, self.theta, 2)
         return np.abs(h) * forms(rows.x, self.S, self.root)
-
-
-def _lots(v: Array) -> Array:
-    """Numbers from 0 to 1 that are as good as drawn, from the last digits of others (Fibonacci hashing).
-
-    Rounded to single precision first, so that hardly any depends on the order of a sum.
-    """
-    digits = v.astype(np.float32).view(np.uint32).astype(np.uint64)
-    return (digits * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 class ThirdSums(NamedTuple):

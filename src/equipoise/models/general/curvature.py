@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.data.fields import Columns
 from equipoise.linalg import Sums, fixed_order, symmetric
+from equipoise.models.core import ALIKE, Chances, lots, standing
 from equipoise.models.general.functions import DIRECTIONS
-from equipoise.models.passes import BothSums
 from equipoise.theory.curvature import emphasis
 from equipoise.theory.expansion import FullExpansion, expanded_rows
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GeneralCurvature", "Leverage", "Total"]
 
+_LOT = 1 << 12  # rows that tell how large tr(J_n S) is
 _SEVERAL = 8  # times what is between parameters and loss, that third derivatives keep of it
 # Leverages of rows are found with this many random directions where there are more parameters than that: they decide what
 # is drawn, and are weighed for, so that an estimate of them is as good in all but the noise it leaves.
@@ -32,6 +34,15 @@ class Total(NamedTuple):
     """A sum over rows."""
 
     total: Array
+
+
+class _FileSums(NamedTuple):
+    """Σ J_n S J_n, Σ ∇ tr(∇²ℓ_n S), Σ tr(J_n S)⁴, and of rows that were kept leaves, counts and the chances they had."""
+
+    quadratic: Array
+    third: Array
+    fourth: float
+    kept: tuple[tuple[Array, ...], ...]
 
 
 class Leverage(NamedTuple):
@@ -63,7 +74,7 @@ class GeneralCurvature:
     problem: GeneralProblem
     theta: Array
     drawn: Leverage | None = None
-    _last: dict[bytes, BothSums] = field(default_factory=dict, repr=False, compare=False)
+    _last: dict[bytes, _FileSums] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def travels(self) -> bool:
@@ -73,7 +84,7 @@ class GeneralCurvature:
     def quadratic(self, S: Array) -> Array:
         """mean J_n S J_n."""
         if not self.problem.source.in_memory:
-            return symmetric(self._both(S).first.total) / self.problem.source.n
+            return symmetric(self._from_files(S).quadratic) / self.problem.source.n
         with jax.enable_x64(True):
             return symmetric(self.problem.reduce(self._products(S), self._written).total) / self.problem.source.n
 
@@ -93,16 +104,37 @@ class GeneralCurvature:
 
         return bend
 
-    def _both(self, S: Array) -> BothSums:
-        """What `quadratic` and `third` sum up, from one reading of files; the last ones are kept."""
+    def _from_files(self, S: Array) -> _FileSums:
+        """What `quadratic` and `third` sum up, and rows that stand for all, from one reading; the last ones are kept."""
         key = S.tobytes()
         if key not in self._last:
-            products, bends = self._products(S), self._bends(S)
+            bends = self._bends(S)
+            chances = Chances.of(self.sampled(_LOT)._every_size(S), self.problem.source.n)
+
+            def both(b: Padded) -> _FileSums:
+                J = np.asarray(self.problem.functions.hessians(self.theta, b.rows))[: b.size]
+                left, v = J * self._shares(b, J)[:, None, None], _sizes(J, S)
+                quadratic = np.einsum("nij,njk->ik", left @ S, J, optimize=True)
+                chance = chances(v)
+                index = np.flatnonzero(lots(v) < chance)
+                leaves = (np.asarray(leaf)[: b.size][index] for leaf in jax.tree.leaves(b.rows))
+                kept = ((*leaves, b.counts[index], chance[index]),)
+                return _FileSums(quadratic, bends(b).total, float(b.counts @ v**4), kept)
+
             with jax.enable_x64(True):
-                found = self.problem.reduce(lambda b: BothSums(products(b), bends(b)), max(self._written, self._bent))
+                found = self.problem.reduce(both, max(self._written, self._bent))
             self._last.clear()
             self._last[key] = found
         return self._last[key]
+
+    def _every_size(self, S: Array) -> Array:
+        """|tr(J_n S)| of all rows, which are few."""
+        problem, found = self.problem, list[Array]()
+        with jax.enable_x64(True):
+            for block in problem.source.blocks(self._written):
+                rows = problem.padded(block, block.height).rows
+                found.append(_sizes(np.asarray(problem.functions.hessians(self.theta, rows)), S))
+        return np.concatenate(found)
 
     def scatter(self) -> Array:
         """mean g_n g_nᵀ."""
@@ -169,7 +201,7 @@ class GeneralCurvature:
             if self.problem.source.in_memory:
                 total = self.problem.reduce(self._bends(S), self._bent).total
             else:
-                total = self._both(S).second.total
+                total = self._from_files(S).third
             values, vectors = np.linalg.eigh(symmetric(S))
             penalty = values @ self.problem.functions.penalty_bends(self.theta, vectors.T)
         return total / self.problem.source.n + penalty / self.problem.n
@@ -225,8 +257,17 @@ class GeneralCurvature:
         )
 
     def representative(self, count: int, S: Array) -> GeneralCurvature:
-        """All rows."""
-        return self
+        """All rows in memory; of files those that stand for all, where they have the mean tr(J_n S)⁴ of all."""
+        source = self.problem.source
+        if source.in_memory or self.drawn is not None:
+            return self
+        found = self._from_files(S)
+        *leaves, counts, chance = (np.concatenate(column) for column in zip(*found.kept, strict=True))
+        times = standing(counts, chance, source.n)
+        some = Columns(tuple(leaves), source.names, frequency=times)
+        core = GeneralCurvature(replace(self.problem, source=some), self.theta)
+        fourth = float(times @ core._every_size(S) ** 4)
+        return core if abs(fourth - found.fourth) <= ALIKE * found.fourth else self
 
     def cross(self, basis: Array) -> Array:
         """mean J_n r rᵀ g_n for every column r of a basis, by Hessian-vector products."""
@@ -242,6 +283,11 @@ class GeneralCurvature:
                 self.problem.reduce(against, self.problem.model.structure.apart(basis.shape[1])).total
                 / self.problem.source.n
             )
+
+
+def _sizes(J: Array, S: Array) -> Array:
+    """|tr(J_n S)|."""
+    return np.abs(np.einsum("nij,ij->n", J, S))
 
 
 def _turned(T: Array, basis: Array) -> Array:

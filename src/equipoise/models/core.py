@@ -1,0 +1,57 @@
+"""Rows that together stand for all: those of large v for themselves, others by chance, weighed by how small it was.
+
+v is how much a row weighs in the curvature. A row is kept with probability min(1, max(floor, (v/large)²)), decided by a number
+that its own v gives: whatever block it is in, and whoever reads it. So one pass over files brings them beside other sums.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from equipoise.arrays import Array
+
+__all__ = ["ALIKE", "Chances", "lots", "standing"]
+
+ALIKE = 0.1  # by how much the mean v⁴ of rows that stand for all may differ from that of all
+_CORE, _EVEN = 1 << 15, 1 << 13  # rows that are kept: by their v, and alike at the least
+_HALVINGS = 40  # in which a size is found
+
+
+class Chances(NamedTuple):
+    """How likely rows are kept: all of them from v = `large` on, and with probability `floor` the smallest."""
+
+    large: float
+    floor: float
+
+    @staticmethod
+    def of(v: Array, n: int) -> Chances:
+        """Such that about 33,000 of n rows are kept, by what some rows tell of their sizes."""
+        low, high = 0.0, float(v.max()) or 1.0
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            kept = n * float(np.mean(np.minimum((v / middle) ** 2, 1.0)))
+            low, high = (middle, high) if kept > _CORE else (low, middle)
+        return Chances(high, _EVEN / n)
+
+    def __call__(self, v: Array) -> Array:
+        """Those of rows with these sizes."""
+        return np.clip((v / self.large) ** 2, self.floor, 1.0)
+
+
+def lots(v: Array) -> Array:
+    """Numbers from 0 to 1 that are as good as drawn, from the last digits of others (Fibonacci hashing).
+
+    Rounded to single precision first, so that hardly any depends on the order of a sum.
+    """
+    digits = v.astype(np.float32).view(np.uint32).astype(np.uint64)
+    return (digits * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def standing(counts: Array, chance: Array, n: int) -> Array:
+    """How many of n observations each row that was kept stands for: those kept by chance share what the others leave."""
+    surely, times = chance >= 1.0, counts / chance
+    rest = n - float(np.sum(counts[surely]))
+    times[~surely] *= rest / max(float(np.sum(times[~surely])), 1.0)
+    return times
