@@ -104,8 +104,8 @@ class Completion:
         shown = ", ".join(names[j] for j in np.argsort(-part)[:3])
         raise InfeasibleTarget(
             "step: no multiple of this step can have the target as its covariance, whatever is injected: it would pull "
-            f"apart what the target holds together along a combination of mainly {shown}. To fix: leave step out, for "
-            "the Newton step, or bring a matrix closer to the inverse Hessian.",
+            f"apart what the target holds together along a combination of mainly {shown}. To fix: leave step and "
+            "structure out, for the Newton step, or bring a matrix closer to the inverse Hessian.",
             largest_multiple=0.0,
             directions=direction[None],
         )

@@ -64,7 +64,8 @@ def burn_in(distance2: float, decay: float, tolerance: float) -> int:
     if decay >= 1.0:
         raise EquipoiseError(
             "step: the slowest direction of this chain forgets its start too slowly for double precision to tell. To fix: "
-            "use noise='completed' in eq.tune, whose step forgets alike along all directions, or other units of parameters."
+            "use noise='completed' with structure='full' in eq.tune, whose step forgets alike along all directions, or other "
+            "units of parameters."
         )
     rate = -math.log(decay)
     moment = math.log(max(1.0, distance2) / tolerance) / rate
