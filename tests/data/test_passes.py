@@ -288,3 +288,14 @@ def test_some_rows_stand_for_all(options, heavy) -> None:
         expected = float(problem.source.counts @ v**power)
         assert rows.frequency @ size**power == pytest.approx(expected, rel=5.0 / np.sqrt(33_000))
     assert abs(few._fourth(cov) / operator._fourth(cov) - 1.0) > 0.1
+
+
+def test_the_chain_that_is_chosen_does_not_depend_on_the_clock(heavy, monkeypatch) -> None:
+    chosen = []
+    for seconds in (0.0, 1e3):
+        monkeypatch.setattr("equipoise.data.metering.Meter.pass_seconds", lambda self, size, s=seconds: s)
+        plan = eq.plan(eq.glm("poisson"), eq.data.scan(heavy, "count ~ a + b"), target="HC3")
+        assert plan.reads.seconds == seconds
+        assert {c.batches for c in plan.candidates} >= {"independent", "leverage"}
+        chosen.append((plan.tuning.dynamics, plan.tuning.step.tobytes()))
+    assert chosen[0] == chosen[1]
