@@ -275,8 +275,6 @@ def coordinates(step: Array, noise: Array, temperature: float) -> Coordinates:
         return Coordinates(triangular, np.full(dim, np.sqrt(langevin)), free=True)
     half = solve_triangular(triangular, noise, lower=True)
     variances, axes = eigh(symmetric(solve_triangular(triangular, half.T, lower=True)))
-    # either sign is an eigenvector's: without a rule rounding would choose, and with it the chain that a seed gives
-    axes = axes * np.sign(np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0))
     return Coordinates(np.ascontiguousarray(triangular @ axes), np.sqrt(np.maximum(variances, 0.0)), free=False)
 
 
