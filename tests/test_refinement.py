@@ -110,7 +110,7 @@ def test_works_on_the_general_engine():
     cal = eq.calibrate(model, {"x": x, "y": y}, batch_size=18, refine=True, ess=60_000, progress=False)
     glm = eq.calibrate(eq.glm("bernoulli"), (x, y), batch_size=18, refine=True, ess=60_000, progress=False)
     assert cal.refinement.after < 0.5 * cal.refinement.before
-    # same streams, same arithmetic up to rounding in the first pilot; in the second rounding may choose signs of eigenvectors, and
+    # same streams, same arithmetic up to rounding in the first pilot; later rounding may choose signs of eigenvectors, and
     # corrections agree within five Monte Carlo errors of a variance
     assert cal.refinement.before == pytest.approx(glm.refinement.before, rel=1e-6)
     error = 5.0 * np.sqrt(2.0 / 60_000) * np.abs(glm.tuning.internal).max()
