@@ -84,3 +84,27 @@ def test_a_matrix_that_is_no_covariance(correlation: float) -> None:
 def test_a_matrix_without_a_variance_names_the_parameter() -> None:
     with pytest.raises(eq.InfeasibleTarget, match="its diagonal has 0 at x1"):
         eq.tune(_moments(_counts()), np.diag([1e-3, 0.0]), eq.Dynamics(batch_size=10))
+
+
+def test_a_repaired_two_way_matrix_that_a_chain_can_hardly_follow() -> None:
+    """What is left of a negative variance is next to nothing: a chain would take hours, and the plan says what would not."""
+    rng = np.random.default_rng(3)
+    firm, year, x = rng.integers(0, 25, 60_000), rng.integers(0, 20, 60_000), rng.normal(size=(60_000, 8))
+    X = np.column_stack([np.ones(60_000), x])
+    data = eq.data.rows(X, rng.poisson(np.exp(0.1 + 0.05 * x.sum(axis=1))), clusters={"firm": firm, "year": year})
+    problem, options = eq.bind(eq.glm("poisson"), data), {"target": "CRV1", "ess": 1000}
+    with pytest.warns(eq.EquipoiseWarning, match="was repaired"):
+        dear = eq.plan(problem, **options)
+    assert dear.seconds > 600.0
+    advised = re.search(
+        r"to be faster +sampler='(\w+)'.*; clusters='(\w+)', one way.*; ess=(\d+) takes a tenth", str(dear)
+    )
+    assert advised is not None
+    with pytest.warns(eq.EquipoiseWarning, match="was repaired"):
+        drawn = eq.calibrate(problem, **options, sampler=advised[1])
+    np.testing.assert_allclose(drawn.tuning.target, dear.tuning.target, rtol=1e-10)
+    quick = eq.plan(problem, **options, clusters=advised[2])
+    assert quick.seconds < 60.0
+    assert "to be faster" not in str(quick)
+    with pytest.warns(eq.EquipoiseWarning, match="was repaired"):
+        assert eq.plan(problem, target="CRV1", ess=float(advised[3])).seconds < 0.15 * dear.seconds

@@ -179,7 +179,10 @@ def test_predictions_and_tables_of_kept_runs(run, csv: str, frame: pd.DataFrame,
     out = tmp_path / "predicted.parquet"
     assert run("predict", str(paths[1]), str(new), "--kind", "observation", "--out", str(out)).code == 0
     assert list(pd.read_parquet(out).columns) == ["estimate", "lower", "upper"]
-    assert "existing CSV or Parquet file" in one_line(run("predict", str(paths[1]), str(tmp_path / "absent.csv")))
+    assert "data: must be files that exist" in one_line(run("predict", str(paths[1]), str(tmp_path / "absent.csv")))
+    for k, rows in enumerate((slice(3), slice(3, 7))):
+        frame[rows].to_parquet(tmp_path / f"part-{k}.parquet")
+    assert run("predict", str(paths[1]), str(tmp_path / "part-*.parquet"), "--interval", "0.8").out == result.out
     made = eq.compare_fits([eq.load(path) for path in paths], ["small", "large"])
     names = [str(path) for path in paths]
     assert run("table", *names).out == f"{made.to_text()}\n"
@@ -196,12 +199,6 @@ def test_errors_point_to_the_right_help(run, csv: str) -> None:
     assert one_line(run("fit", csv, "count ~ age", "--colour", "blue")).endswith("See 'equipoise fit --help'.")
     assert one_line(run("predict")).endswith("See 'equipoise predict --help'.")
     assert one_line(run("fitt", csv)).endswith("See 'equipoise --help'.")
-
-
-def test_gaussian_sampler(run, csv: str) -> None:
-    result = run("fit", csv, FORMULA, "--family", "poisson", "--sampler", "gaussian", *QUICK)
-    assert result.code == 0
-    assert "N(estimate, target)" in result.out
 
 
 def test_plan_prints_the_budget(run, csv: str, frame: pd.DataFrame) -> None:

@@ -103,7 +103,7 @@ def test_samples_are_distinct_rows_in_order(name) -> None:
 
 
 @every_source
-@pytest.mark.parametrize("count", [0, -1, 10**9, 2.5, "all", None])
+@pytest.mark.parametrize("count", [0, -1, 10**9, 2.5, "all", None, True])
 def test_samples_of_impossible_size(name, count) -> None:
     from equipoise import InvalidInput
 

@@ -15,6 +15,7 @@ import pytest
 
 import equipoise as eq
 from equipoise import InvalidInput
+from equipoise.data import cluster as cluster_module
 
 distributed = pytest.importorskip("distributed")
 N, FORMULA = 6000, "y ~ a + scale(b) + g"
@@ -84,6 +85,29 @@ def test_a_killed_worker_costs_only_its_blocks(client, folder) -> None:
     np.testing.assert_array_equal(found.total, expected.total)
     client.wait_for_workers(2, timeout=30)
     assert set(client.scheduler_info()["workers"]) != before
+
+
+def test_workers_that_a_cluster_has_given_up_come_back(folder, monkeypatch) -> None:
+    """Dask forgets a worker that is not there 15 seconds after a death of it: if it was killed twice, nobody is left."""
+    monkeypatch.setattr(cluster_module, "_LOOK", 0.2)
+    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
+    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster, set_as_default=False) as client:
+        source = eq.data.scan(folder, FORMULA, executor=client)
+        cluster.sync(cluster.workers.pop(0).close)
+        found, expected = (data.reduce(Slow()) for data in (source, eq.data.scan(folder, FORMULA)))
+        np.testing.assert_array_equal(found.total, expected.total)
+
+
+def test_a_cluster_without_workers_is_a_clear_error(folder, monkeypatch) -> None:
+    monkeypatch.setattr(cluster_module, "_LOOK", 0.2)
+    monkeypatch.setattr(cluster_module, "_PATIENCE", 1.0)
+    options = {"n_workers": 0, "processes": False, "dashboard_address": ":0", "silence_logs": 50}
+    with (
+        distributed.LocalCluster(**options) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+        pytest.raises(eq.ClusterLost, match=r"has no worker, and had none for 1 seconds.*start workers"),
+    ):
+        eq.data.scan(folder, FORMULA, executor=client)
 
 
 def test_errors_come_back_as_they_are(client, frame, tmp_path) -> None:

@@ -332,6 +332,7 @@ class Interchange:
     [
         (Broken(), "converts to pandas; got ImportError: pyarrow is needed for this"),
         (Odd(), "data: must be a DataFrame or a file path; got Odd"),
+        (np.ones((3, 2)), "data: must be a DataFrame or a file path; got ndarray"),
         (Interchange(), r"got Interchange\. To fix: convert it with pd\.api\.interchange\.from_dataframe"),
         ({"y": [1.0]}, r"got dict\. To fix: convert it with pd\.DataFrame"),
         (None, "got NoneType"),
@@ -368,6 +369,7 @@ def test_names_that_are_not_text_and_rows_that_are_not_numbered(frame) -> None:
         ("blank.csv", b"\n\n\n", "data: must be a readable table; got blank.csv"),
         ("wide.csv", b"y,x\n1,2,3\n1,2,3\n", "more fields than the header"),
         ("bytes.csv", b"y,x\n\xff\xfe,2\n", "data: must be a readable table; got bytes.csv"),
+        ("odd.csv", b"y,x\n1,2\n1,2,3\n", "data: must be a readable table; got odd.csv"),
         ("short.parquet", b"PAR1", "data: must be a readable table; got short.parquet"),
         ("empty.parquet", b"", "data: must be a readable table; got empty.parquet"),
     ],

@@ -64,26 +64,11 @@ def test_take_keeps_rows_together() -> None:
     assert made.names == ("a", "b")
 
 
-def test_subsample_is_ordered_distinct_and_seeded() -> None:
-    data = eq.data.rows(X, Y)
-    one, again, other = (data.sample(4, seed).y for seed in (1, 1, 2))
-    assert (np.diff(one) > 0).all()
-    np.testing.assert_array_equal(one, again)
-    assert not np.array_equal(one, other)
-    np.testing.assert_array_equal(data.sample(6, 3).y, Y)
-
-
 def test_subsample_is_uniform() -> None:
     data = eq.data.rows(X, Y)
     counts = np.bincount(np.concatenate([data.sample(2, s).y.astype(int) for s in range(3000)]), minlength=6)
     # each row is in a third of the subsamples: 1000 ± 5 standard deviations of a binomial
     assert np.abs(counts - 1000).max() < 5.0 * np.sqrt(3000 * (1 / 3) * (2 / 3))
-
-
-@pytest.mark.parametrize("size", [0, -1, 7, 2.5, "many", None, True])
-def test_subsample_of_impossible_size(size) -> None:
-    with pytest.raises(eq.InvalidInput, match="count"):
-        eq.data.rows(X, Y).sample(size, 0)
 
 
 def bad(array, index, value):

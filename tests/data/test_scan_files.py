@@ -165,8 +165,99 @@ def test_text_whose_first_rows_mislead(tmp_path, monkeypatch) -> None:
     source = eq.data.scan(tmp_path / "1.csv", "y ~ a + t")
     assert_same(source.whole(), eq.data.table(tmp_path / "1.csv", "y ~ a + t"))
     assert source.passes > 3.0
-    with pytest.raises(InvalidInput, match="s: must be a column of numbers"):
+    with pytest.raises(InvalidInput, match=r"s: must be numbers in every row.*'some words' at row 170"):
         eq.data.scan(tmp_path / "1.csv", columns={"s": "s"})
+
+
+@pytest.mark.parametrize("row", [3, 150])
+def test_a_word_among_the_numbers_of_a_text_file_is_named(row, tmp_path, monkeypatch) -> None:
+    """Whether among the rows whose types are guessed or after them, and however the file is read."""
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 200)
+    rows = [f"{k % 7},{k / 8}" for k in range(200)]
+    rows[row] = "1,oops"
+    (tmp_path / "1.csv").write_text("y,a\n" + "\n".join(rows) + "\n")
+    words = rf"a: must be numbers in every row .*'0.0' at row 0 and 'oops' at row {row}, in .*1.csv.*write C\(a\)"
+    with pytest.raises(InvalidInput, match=words):
+        eq.data.scan(tmp_path, "y ~ a")
+    with pytest.raises(InvalidInput, match=words):
+        eq.data.table(tmp_path / "1.csv", "y ~ a")
+    with pytest.raises(InvalidInput, match="a: must be numbers in every row"):
+        eq.data.scan(tmp_path, "a ~ y")
+    # of levels that are asked for, and of clusters, some may be numbers
+    assert "C(a)[T.oops]" in eq.data.scan(tmp_path, "y ~ C(a)").names
+    assert eq.data.scan(tmp_path, "y ~ 1", clusters="a").n == 200
+
+
+def test_numbers_and_words_in_different_blocks_and_files_of_text(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.scanning.CHUNK", 3)
+    (tmp_path / "1.csv").write_text("y,g\n" + "".join(f"{k},{'ab'[k % 2]}\n" for k in range(40)))
+    (tmp_path / "2.csv").write_text("y,g\n" + "".join(f"{k},{'7' if k == 35 else 'c'}\n" for k in range(40)))
+    with pytest.raises(InvalidInput, match=r"g: .*'7' at row 35 of .*2.csv and 'c' at row 0 of .*2.csv"):
+        eq.data.scan(tmp_path, "y ~ g")
+    (tmp_path / "2.csv").write_text("y,g\n1,2\n2,3\n")
+    with pytest.raises(InvalidInput, match=r"g, which is string in .*1.csv and int64 in .*2.csv \('a' at row 0\)"):
+        eq.data.scan(tmp_path, "y ~ g")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("y;a\n1,5;1\n2,5;2\n", "y: .*decimal point.*'1,5' at row 0"),
+        ('y,a\n1,"-1,000.5"\n2,"2,000"\n', "a: .*decimal point"),
+    ],
+)
+def test_numbers_with_commas_are_no_levels(text, words, tmp_path) -> None:
+    (tmp_path / "1.csv").write_text(text)
+    for read in (eq.data.scan, eq.data.table):
+        with pytest.raises(InvalidInput, match=words):
+            read(tmp_path / "1.csv", "y ~ a")
+
+
+def test_text_that_is_not_utf8_and_short_rows_are_named_by_row(tmp_path) -> None:
+    (tmp_path / "1.csv").write_bytes("y,g\n1,b\n2,\xe4\n".encode("latin-1"))
+    with pytest.raises(InvalidInput, match=r"1.csv: .*Row #3: .*invalid UTF8"):
+        eq.data.scan(tmp_path / "1.csv", "y ~ g")
+    (tmp_path / "1.csv").write_text("y,g\n1,2\n2,3\n4\n")
+    with pytest.raises(InvalidInput, match=r"1.csv: .*Row #4: Expected 2 columns"):
+        eq.data.scan(tmp_path / "1.csv", "y ~ g")
+
+
+def test_short_rows_far_into_a_text_file_are_named_too(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 200)
+    (tmp_path / "1.csv").write_text("y,g\n" + "1,2\n" * 100 + "4\n")
+    with pytest.raises(InvalidInput, match=r"1.csv: .*Row #102: Expected 2 columns"):
+        eq.data.scan(tmp_path / "1.csv", "y ~ g")
+
+
+def test_dictionaries_with_a_missing_level_or_one_twice() -> None:
+    levels = pa.array(["b", None, "a", "b"])
+    codes = np.random.default_rng(0).integers(0, 4, 60).astype(np.int8)
+    stored = pa.table({"y": np.arange(60.0), "g": pa.DictionaryArray.from_arrays(codes, levels)})
+    frame = pd.DataFrame({"y": np.arange(60.0), "g": np.array(["b", None, "a", "b"], dtype=object)[codes]})
+    with pytest.warns(eq.EquipoiseWarning, match="rows with missing values"):
+        source = eq.data.scan(stored, "y ~ g", missing="drop")
+    assert source.names == ("Intercept", "g[T.a]")
+    kept = frame.dropna()
+    np.testing.assert_array_equal(source.whole().x[:, 1], kept["g"] == "a")
+    with pytest.raises(InvalidInput, match=r"missing in columns \['g'\], rows"):
+        eq.data.scan(stored, "y ~ g")
+
+
+def test_long_whole_numbers_are_the_same_clusters_beside_missing_ones(tmp_path) -> None:
+    """Beside a missing value pandas makes floats of whole numbers: a cluster had another name there, or that of two."""
+    rng = np.random.default_rng(0)
+    firm = 2**60 + rng.integers(0, 20, 400)
+    y, a = rng.normal(size=(2, 400)) + np.stack([firm % 20, firm % 7]) / 5.0
+    for k, rows in enumerate((slice(200), slice(200, 400))):
+        held = pa.array(firm[rows], mask=np.arange(200) == 3) if k else pa.array(firm[rows])
+        pq.write_table(pa.table({"y": y[rows], "a": a[rows], "firm": held}), tmp_path / f"{k}.parquet")
+    with pytest.warns(eq.EquipoiseWarning, match="1 of 400 rows"):
+        source = eq.data.scan(tmp_path, "y ~ a", clusters="firm", missing="drop")
+    kept = np.arange(400) != 203
+    rows = eq.data.table(pd.DataFrame({"y": y, "a": a})[kept], "y ~ a", clusters=firm[kept])
+    model = eq.glm("gaussian")
+    found, expected = (eq.robust(model, data, eq.fit(model, data).params, kind="CRV1") for data in (source, rows))
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("file", "header"), [("1.csv", "y,a"), ("1.tsv", "y\ta")])
@@ -184,6 +275,24 @@ def test_a_corrupt_file_is_named(frame, folder) -> None:
     (folder / "part-1.parquet").write_bytes(whole[:200] + bytes(300) + whole[500:])
     with pytest.raises(InvalidInput, match=r"made of readable files; got .*part-1.parquet"):
         eq.data.scan(folder, "y ~ a + b + g + k")
+
+
+def test_a_page_that_is_not_what_was_written_is_found_by_its_checksum(tmp_path) -> None:
+    """Numbers that were changed on the disk decode like others."""
+    file = tmp_path / "1.parquet"
+    values = np.random.default_rng(0).normal(size=4000)
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    pq.write_table(pa.table({"y": values, "a": values[::-1]}), file, row_group_size=2000, **options)
+    whole = bytearray(file.read_bytes())
+    place = bytes(whole).index(values[2500].tobytes())
+    whole[place : place + 8] = np.float64(7.0).tobytes()
+    sound = file.read_bytes()
+    file.write_bytes(bytes(whole))
+    with pytest.raises(InvalidInput, match=r"made of readable files; got .*1.parquet: .*CRC"):
+        eq.data.scan(file, "y ~ a")
+    file.write_bytes(sound)
+    source = eq.data.scan(file, "y ~ a")
+    np.testing.assert_array_equal(source.whole().y, values)
 
 
 def test_files_that_do_not_agree(frame, folder) -> None:

@@ -226,6 +226,27 @@ def test_predictions_for_files_are_written_as_they_are_made(file, frame, folder,
         cal.predict(out / "less.parquet", to=place)
 
 
+def test_text_files_are_predicted_for_as_the_fit_read_its_columns(frame, tmp_path, monkeypatch) -> None:
+    """Not as their first rows look: fractions come later, and digits are levels."""
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 200)
+    frame = frame.assign(a=np.where(np.arange(len(frame)) < 300, np.round(frame["a"]), frame["a"]))
+    frame["g"] = np.where(np.arange(len(frame)) % 2, "1", "2")
+    frame.loc[400:450, "g"] = "B"
+    cal = eq.calibrate(eq.glm("poisson"), frame, formula="y ~ a + g", draws=50, chains=2, progress=False)
+    rows = [
+        f"{a:.0f},{g}" if k < 300 else f"{a!r},{g}"
+        for k, (a, g) in enumerate(zip(frame.a.tolist(), frame.g, strict=True))
+    ]
+    (tmp_path / "new.csv").write_text("a,g\n" + "\n".join(rows) + "\n")
+    pd.testing.assert_frame_equal(cal.predict(tmp_path / "new.csv"), cal.predict(frame), check_exact=False)
+    for row in (3, 350):
+        wrong = [*rows[:row], "oops,1", *rows[row:]]
+        (tmp_path / "new.csv").write_text("a,g\n" + "\n".join(wrong) + "\n")
+        with pytest.raises(InvalidInput, match=rf"new.csv: .*Row #{row + 2}: .*'oops'"):
+            cal.predict(tmp_path / "new.csv", to=tmp_path / "predicted.parquet")
+    assert not (tmp_path / "predicted.parquet").exists()
+
+
 def test_a_pool_with_clusters_has_each_row_with_its_own(frame, folder) -> None:
     source = eq.data.scan(folder, "y ~ a", clusters="k").marked()
     expected = eq.data.table(frame, "y ~ a", clusters="k").pool(2000, seed=4)

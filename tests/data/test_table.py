@@ -85,13 +85,6 @@ def test_only_mentioned_columns_count_as_missing(frame) -> None:
     assert made.n == N
 
 
-def test_offset_and_weights_columns(frame) -> None:
-    made = eq.data.table(frame, "count ~ age", weights="exposure", offset="a")
-    np.testing.assert_array_equal(made.weights, frame["exposure"])
-    np.testing.assert_array_equal(made.offset, frame["a"])
-    assert made.names == ("Intercept", "age")
-
-
 def holed(frame) -> pd.DataFrame:
     holes = frame.copy()
     holes.loc[3, "age"] = np.nan
@@ -113,17 +106,6 @@ def test_missing_values_are_dropped_together(frame) -> None:
     np.testing.assert_array_equal(made.y, kept["count"])
     np.testing.assert_array_equal(made.x[:, 1], kept["age"])
     np.testing.assert_array_equal(made.weights, kept["exposure"])
-
-
-def test_missing_values_elsewhere_do_not_matter(frame) -> None:
-    assert eq.data.table(holed(frame), "count ~ a").n == N
-
-
-def test_missing_values_made_by_a_transform_are_not_dropped_in_silence(frame) -> None:
-    with pytest.raises(eq.InvalidInput, match=r"lag\(age\), which is undefined \(NaN\) at rows 0.*missing='drop'"):
-        eq.data.table(frame, "count ~ lag(age)")
-    with pytest.raises(eq.InvalidInput, match=r"log\(a\), which is undefined \(NaN\) at rows"):
-        eq.data.table(frame, "count ~ log(a)", missing="drop")
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
@@ -149,10 +131,6 @@ def test_files_that_are_not_tables(tmp_path) -> None:
     (tmp_path / "data.xlsx").write_text("y")
     with pytest.raises(eq.InvalidInput, match=r"ending in \.csv.*got data.xlsx"):
         eq.data.table(tmp_path / "data.xlsx", "y ~ x")
-    for name, content in (("broken.parquet", b"not parquet"), ("empty.csv", b""), ("odd.csv", b"a,b\n1,2\n1,2,3\n")):
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(eq.InvalidInput, match="data: must be a readable table"):
-            eq.data.table(tmp_path / name, "a ~ b")
 
 
 @pytest.mark.parametrize(
@@ -181,17 +159,6 @@ def test_formulas_that_do_not_fit(frame, formula, message) -> None:
         eq.data.table(table, formula)
     # one readable line, without terminal colours
     assert str(caught.value).isprintable()
-
-
-def test_other_arguments(frame) -> None:
-    with pytest.raises(eq.InvalidInput, match="missing: must be 'raise' or 'drop'; got 'ignore'"):
-        eq.data.table(frame, "count ~ age", missing="ignore")
-    with pytest.raises(eq.InvalidInput, match=r"got \['nothing'\]"):
-        eq.data.table(frame, "count ~ age", weights="nothing")
-    with pytest.raises(eq.InvalidInput, match="weights: must be numeric"):
-        eq.data.table(frame, "count ~ age", weights="region")
-    with pytest.raises(eq.InvalidInput, match="data: must be a DataFrame or a file path; got ndarray"):
-        eq.data.table(np.ones((3, 2)), "count ~ age")
 
 
 def fitted(frame, formula, **options):

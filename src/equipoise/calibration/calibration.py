@@ -14,6 +14,7 @@ from equipoise.calibration import answers, contrasts, exports, familiar, fitstat
 from equipoise.calibration.aims import Target, require_marks_used
 from equipoise.calibration.diagnostics import Diagnosis, diagnose
 from equipoise.calibration.fitstats import FitStatistics
+from equipoise.calibration.haste import faster
 from equipoise.calibration.options import (
     Aim,
     CalibrateOptions,
@@ -327,7 +328,8 @@ def calibrate(
         budget, drawn = _gaussian(budget, length, seed)
     else:
         require_feasible(budget)
-        announce(budget.seconds, running.checkpoint is not None)
+        quicker = "; ".join(faster(budget.target, budget.seconds, budget.ess).values())
+        announce(budget.seconds, running.checkpoint is not None, quicker)
         if refine and moves.structure != "full":
             raise InvalidInput(
                 "refine",

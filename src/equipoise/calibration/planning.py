@@ -11,6 +11,7 @@ import numpy as np
 
 from equipoise.calibration.aims import Target, aimed, require_marks_used
 from equipoise.calibration.candidates import Candidate, cheapest, consider
+from equipoise.calibration.haste import faster
 from equipoise.calibration.options import Aim, Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
 from equipoise.calibration.reads import Reads, expected_passes, reads_of, with_reading
 from equipoise.cards import Card, html_table
@@ -175,6 +176,7 @@ class Plan(Card):
             "cost": f"{self.rows:,} rows, {self.passes:,.1f} passes over the data",
             "effective draws": f"{self.ess:,.0f} predicted",
             "time": f"about {self.seconds:.2g} s of sampling",
+            **faster(self.target, self.seconds, self.ess),
         }
         if not chain:
             lines = {name: words for name, words in lines.items() if name not in _OF_CHAINS}

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from equipoise.checks import shown
 from equipoise.data.design import Design
 from equipoise.data.files import opened
-from equipoise.data.learning import numbered
+from equipoise.data.parts import CSVPart, Mistyped, Part, numbered, unreadable
 from equipoise.data.passage import CHUNK
 from equipoise.data.scanned import Scan
 from equipoise.data.wording import placed_in
@@ -46,15 +48,43 @@ def streamed(
         except InvalidInput as error:
             # the argument is the caller's
             raise InvalidInput("X_new", error.requirement, error.given, error.remedy) from error
+        parts = [_as_fitted(part, design) if isinstance(part, CSVPart) else part for part in found.parts]
         found.require(columns, "X_new")
-        parts = list(found.parts)
     done = 0
     for part in parts:
-        for frame in numbered(part, columns, max(1, CHUNK // (len(columns) + len(names)))):
+        for frame in _frames(part, columns, max(1, CHUNK // (len(columns) + len(names)))):
             with placed_in(part.label):
                 made = make(frame)
             yield made.set_axis(range(done, done + len(made)), axis=0)
             done += len(made)
+
+
+def _as_fitted(part: CSVPart, design: Design | None) -> CSVPart:
+    """A text file whose columns are read as those of the fit, whatever its first rows look like.
+
+    Whole numbers may have fractions further on where numbers are meant, and digits are words where the levels are.
+    """
+    import pyarrow as pa
+
+    def kind(name: str, guessed: pa.DataType) -> pa.DataType:
+        column = None if design is None else design.columns.get(name)
+        if column is not None and column.levels and all(isinstance(level, str) for level in column.levels):
+            return pa.string()
+        number = column is None or column.kind == "number"
+        return pa.float64() if number and (pa.types.is_integer(guessed) or pa.types.is_string(guessed)) else guessed
+
+    return replace(part, types=tuple((name, kind(name, guessed)) for name, guessed in part.types))
+
+
+def _frames(part: Part, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
+    """The tables of a part; a value that a text file's column does not take is named by its row."""
+    try:
+        yield from numbered(part, columns, rows)
+    except Mistyped as error:
+        assert isinstance(part, CSVPart)
+        with part.location.reading():
+            part.read_by_one(columns)
+        raise unreadable(part.label, error) from error
 
 
 def written(blocks: Iterator[pd.DataFrame], to: str | Path) -> Path:
@@ -77,13 +107,12 @@ def _parquet(blocks: Iterator[pd.DataFrame], stream: BinaryIO) -> None:
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
-    writer = None
-    for block in blocks:
-        table = pa.Table.from_pandas(block, preserve_index=False).replace_schema_metadata(None)
-        writer = writer or ParquetWriter(stream, table.schema)
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
+    with ExitStack() as open_writer:
+        writer = None
+        for block in blocks:
+            table = pa.Table.from_pandas(block, preserve_index=False).replace_schema_metadata(None)
+            writer = writer or open_writer.enter_context(ParquetWriter(stream, table.schema))
+            writer.write_table(table)
 
 
 def _text(blocks: Iterator[pd.DataFrame], stream: BinaryIO) -> None:

@@ -115,7 +115,7 @@ def theory_command(data: Data, formula: Formula, **options: Any) -> None:
 @o.with_options(o.TABLE[:2], o.DEBUG)
 def predict_command(
     run: Run,
-    data: Annotated[Path, typer.Argument(help="A CSV or Parquet file with the columns of the formula.")],
+    data: Annotated[str, typer.Argument(help="Files with the columns of the formula: a path, a glob or a folder.")],
     kind: Annotated[
         str, typer.Option(help="What the interval is for: mean, or a new observation.", metavar="NAME")
     ] = "mean",
@@ -130,15 +130,13 @@ def predict_command(
     """
     with one_line_errors(options["debug"]):
         import equipoise as eq
-        from equipoise.data.table import read_table
-        from equipoise.report.console import write_table
 
         require_places({"out": out}, "out")
-        found = eq.load(run).predict(read_table(data), options["interval"], kind=kind, method=options["method"])
-        if out is None:
-            typer.echo(found.to_csv(index=False, lineterminator="\n"), nl=False)
+        found = eq.load(run).predict(data, options["interval"], kind=kind, method=options["method"], to=out)
+        if isinstance(found, Path):
+            typer.echo(f"predictions: {found}")
         else:
-            typer.echo(f"predictions: {write_table(found, out)}")
+            typer.echo(found.to_csv(index=False, lineterminator="\n"), nl=False)
 
 
 @app.command("table")

@@ -260,7 +260,7 @@ def picked(options: dict[str, Any], *groups: Iterable[Option]) -> dict[str, Any]
 def as_options(message: str) -> str:
     """Python arguments in a message as options: missing='drop' becomes --missing drop, and batch_size: --batch-size:."""
     names = "|".join(option.name for option in _EVERY)
-    first = re.sub(rf"^({names}):", lambda m: f"--{m[1].replace('_', '-')}:", message)
+    first = re.sub(rf"^({names}):", lambda m: f"--{m[1].replace('_', '-')}:", re.sub(r"^X_new:", "data:", message))
     worded = rf"\b({names})=(?:'([\w-]+)'|([\d.]+)|\.\.\.)"
     made = re.sub(worded, lambda m: f"--{m[1].replace('_', '-')} {m[2] or m[3] or '...'}", first)
     return made.replace("numpy.inf", "inf")

@@ -65,9 +65,7 @@ class Asked:
         """The columns that enter and what they are used for."""
         if self.formula is None:
             return dict.fromkeys(self.columns, frozenset({"term"}))
-        reading = self.parsed[1]
-        both = [*reading.response.items(), *reading.predictors.items()]
-        return {name: frozenset().union(*(roles for n, roles in both if n == name)) for name, _ in both}
+        return self.parsed[1].roles
 
     @property
     def needed(self) -> list[str]:

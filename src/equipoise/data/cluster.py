@@ -32,6 +32,8 @@ __all__ = [
 
 # Tasks under way for every thread of the cluster: the next one is there when a worker is done.
 _AHEAD = 2
+# Seconds after which to look whether anybody is at work, and how long a cluster may be without workers.
+_LOOK, _PATIENCE = 10.0, 300.0
 
 
 def as_executor(given: object) -> Executor | None:
@@ -64,17 +66,22 @@ class ClusterExecutor:
     client: Any
 
     @property
-    def slots(self) -> int:
-        """Tasks that the cluster has use for at a time."""
+    def threads(self) -> int:
+        """Threads of all workers that are there."""
         try:
-            return _AHEAD * max(1, sum(self.client.nthreads().values()))
+            return sum(self.client.nthreads().values())
         except Exception as error:  # whatever a connection that is gone raises
             raise _lost(error) from error
+
+    @property
+    def slots(self) -> int:
+        """Tasks that the cluster has use for at a time."""
+        return _AHEAD * max(1, self.threads)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> _Pending:
         """Start fn(*args) on some worker."""
         try:
-            return _Pending(self.client.submit(fn, *args, pure=False))
+            return _Pending(self.client.submit(fn, *args, pure=False), self.client)
         except Exception as error:  # whatever a connection that is gone raises
             raise _lost(error) from error
 
@@ -89,8 +96,9 @@ def _nothing() -> None:
 class _Pending:
     """A result to come from a worker."""
 
-    def __init__(self, future: Any) -> None:
+    def __init__(self, future: Any, client: Any) -> None:
         self._future = future
+        self._client = client
 
     def result(self) -> Any:
         """What was made; what the function raised, as it is; `ClusterLost` for what the cluster did."""
@@ -101,7 +109,7 @@ class _Pending:
         from distributed.scheduler import KilledWorker
 
         try:
-            found = self._future.result()
+            found = self._awaited()
         except KilledWorker as error:
             raise ClusterLost(
                 f"executor: the workers that read {_first_line(error)} died one after the other. To fix: look into their "
@@ -113,10 +121,37 @@ class _Pending:
         self._future.release()
         return found
 
+    def _awaited(self) -> Any:
+        """The result, for as long as somebody can be at work on it."""
+        while True:
+            try:
+                return self._future.result(timeout=_LOOK)
+            except TimeoutError:
+                if self._future.done():
+                    raise
+                _require_workers(self._client)
+
     def cancel(self) -> None:
         """It is not needed."""
         with suppress(Exception):
             self._future.cancel()
+
+
+def _require_workers(client: Any) -> None:
+    """Wait until there is a worker; one that starts them itself is asked for those it has given up."""
+    if ClusterExecutor(client).threads:
+        return
+    cluster: Any = getattr(client, "cluster", None)
+    if hasattr(cluster, "worker_spec"):
+        # after 15 seconds without a worker Dask forgets it, also one that came back and died anew
+        cluster.scale(len(cluster.worker_spec))
+    try:
+        client.wait_for_workers(1, timeout=_PATIENCE)
+    except TimeoutError as error:
+        raise ClusterLost(
+            f"executor: the Dask cluster has no worker, and had none for {_PATIENCE:g} seconds. To fix: start workers, and "
+            "run the same again; with checkpoint=, finished passes are not repeated."
+        ) from error
 
 
 def _lost(error: BaseException) -> ClusterLost:

@@ -6,13 +6,14 @@ import hashlib
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from equipoise.checks import nearest, shown
+from equipoise.checks import shown
+from equipoise.data.agreement import Found
 from equipoise.data.parts import (
     ArrowPart,
     CSVPart,
@@ -25,7 +26,7 @@ from equipoise.data.parts import (
     TablePart,
     unreadable,
 )
-from equipoise.data.wording import listed, located
+from equipoise.data.wording import located
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     # a column that a path tells, and its value
     Constant = tuple[str, pa.Scalar]
 
-__all__ = ["Found", "opened", "paths_of", "retyped"]
+__all__ = ["opened", "paths_of", "retyped"]
 
 # Row groups smaller than this are read together: opening a file costs as much as decoding some thousand rows.
 _PART_ROWS = 1 << 18
@@ -46,67 +47,6 @@ _FORMATS = {
     ".parquet": "parquet", ".pq": "parquet", ".arrow": "ipc", ".feather": "ipc", ".ipc": "ipc", ".csv": "csv", ".tsv": "csv",
     ".txt": "csv",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a scan reads: its parts in order, and the columns of each file; none are known of frames yet to be made."""
-
-    parts: tuple[Part, ...]
-    schemas: tuple[tuple[str, pa.Schema], ...]
-
-    def require(self, columns: Collection[str], argument: str = "formula") -> None:
-        """Raise unless every file has the columns, once, and of one kind throughout.
-
-        Raises
-        ------
-        InvalidInput
-            Naming file and column.
-        """
-        for label, schema in self.schemas:
-            _require_columns(label, schema.names, columns, argument)
-        for name in columns:
-            known = [(label, schema.field(name).type) for label, schema in self.schemas]
-            kinds = [(label, kind, _kind(kind)) for label, kind in known if _kind(kind) != "nothing"]
-            for label, kind, word in kinds:
-                if word != kinds[0][2]:
-                    raise InvalidInput(
-                        "data", "files whose columns agree",
-                        f"{name}, which is {kinds[0][1]} in {located(kinds[0][0])} and {kind} in {located(label)}",
-                        "convert that column in one of them",
-                    )  # fmt: skip
-
-
-def _require_columns(label: str, names: Sequence[str], columns: Collection[str], argument: str) -> None:
-    absent = [name for name in columns if name not in names]
-    if absent:
-        hint = nearest(absent[0], names)
-        raise InvalidInput(
-            argument, f"made of columns of the files, {listed(names)}",
-            f"[{listed(absent, 5)}], which {located(label)} does not have",
-            f"correct the names, or add the columns{'; ' + hint if hint else ''}",
-        )  # fmt: skip
-    doubled = sorted({name for name in columns if list(names).count(name) > 1})
-    if doubled:
-        raise InvalidInput(
-            "data", "made of columns of different names", f"several named [{listed(doubled)}] in {located(label)}",
-            "rename them",
-        )  # fmt: skip
-
-
-def _kind(given: pa.DataType) -> str:
-    """What a type is used as: numbers of any width are alike, and text is, whether stored by its levels or not."""
-    from pyarrow import types
-
-    if types.is_dictionary(given):
-        return _kind(given.value_type)
-    if types.is_integer(given) or types.is_floating(given) or types.is_decimal(given):
-        return "number"
-    if types.is_date(given) or types.is_timestamp(given):
-        return "date"
-    if types.is_null(given):
-        return "nothing"
-    return "text" if "string" in str(given) else str(given)
 
 
 # --- What was given -----------------------------------------------------------------------------------
@@ -302,10 +242,11 @@ def _of_text(location: Location, constants: tuple[Constant, ...]) -> Found:
         with location.system.open_input_stream(location.path) as stream:
             header = stream.read(1 << 16).split(b"\n")[0].decode("utf-8", errors="replace")
         part = CSVPart(location, max(",;\t|", key=header.count), (), constants)
-        with part.reader(None, {}) as reader:
+        with part.reader(None, {}, threads=False) as reader:
             schema = reader.schema
-    # pandas leaves dates in a text file as they are written
-    written = [(f.name, pa.string() if pa.types.is_temporal(f.type) else f.type) for f in schema]
+    # pandas leaves dates in a text file as they are written; bytes are text that is not UTF-8, which reading will tell
+    words = [pa.types.is_temporal(f.type) or pa.types.is_binary(f.type) for f in schema]
+    written = [(f.name, pa.string() if word else f.type) for f, word in zip(schema, words, strict=True)]
     return Found((replace(part, types=tuple(written)),), ((location.path, _with(pa.schema(written), constants)),))
 
 
@@ -319,7 +260,8 @@ def retyped(found: Found, label: str, columns: Collection[str]) -> Found:
     assert isinstance(part, CSVPart)
     names = [name for name, _ in part.types]
     fitting = {name: [pa.int64(), pa.float64(), pa.bool_(), pa.string()] for name in names if name in columns}
-    with part.location.reading(), part.reader(list(fitting), dict.fromkeys(names, pa.string())) as reader:
+    texts = dict.fromkeys(names, pa.string())
+    with part.location.reading(), part.reader(list(fitting), texts, threads=False) as reader:
         for batch in reader:
             for name, kinds in fitting.items():
                 while not _casts(batch.column(name), kinds[0]):

@@ -69,6 +69,12 @@ class Reading:
         """Every column of the formula, once."""
         return list(dict.fromkeys([*self.response, *self.predictors]))
 
+    @property
+    def roles(self) -> dict[str, frozenset[str]]:
+        """What each column is used for, on both sides."""
+        nothing = frozenset[str]()
+        return {name: self.response.get(name, nothing) | self.predictors.get(name, nothing) for name in self.columns}
+
 
 def functions_in_sight(context: Mapping[str, UserFunction]) -> dict[str, UserFunction]:
     """What an evaluated formula sees beside the table and formulaic's transforms."""

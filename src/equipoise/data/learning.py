@@ -7,18 +7,20 @@ depends on who read which.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
 from equipoise.data.asked import Asked
 from equipoise.data.columns import Level, first_of_each, require_few, simplified
 from equipoise.data.frames import stacked
 from equipoise.data.numeric import LARGEST
-from equipoise.data.parts import Part
+from equipoise.data.parts import CSVPart, Part, numbered
+from equipoise.data.spelling import Spelling, both_spellings, spellings
 from equipoise.data.stored import Learnt, frozen, thawed
 from equipoise.data.summaries import LEARNERS, Summary
 from equipoise.data.wording import placed_in
@@ -26,8 +28,9 @@ from equipoise.linalg import fixed_order
 
 if TYPE_CHECKING:
     import pandas as pd
+    from formulaic.parser.types import Factor
 
-__all__ = ["KEPT", "Learner", "Lessons", "Lot", "numbered", "settled"]
+__all__ = ["KEPT", "Learner", "Lessons", "Lot", "settled"]
 
 # Rows of the random sample that is kept of what is read: knots are placed by it, and searches start from it.
 KEPT = 100_000
@@ -90,11 +93,13 @@ class Lessons:
     states
         What each call was given so far, by its text, with the name of its function.
     ends
-        The extremes of a response that is a number as it stands.
+        The extremes of a response that is a number which its own row tells.
     lot
         A random sample of the rows.
     digest
         A digest of every value, for parts that cannot tell theirs.
+    spelt
+        Where columns of text files have their first numbers and words.
     """
 
     rows: tuple[int, ...]
@@ -109,6 +114,7 @@ class Lessons:
     ends: tuple[float, float] | None
     lot: Lot
     digest: str
+    spelt: Spelling = field(default_factory=dict)
 
     def merged(self, other: Lessons, most: int) -> Lessons:
         """What was found in both; where there are no rows, there are no types either."""
@@ -116,6 +122,7 @@ class Lessons:
             if not sum(none.rows):
                 counts = {name: getattr(self, name) + getattr(other, name) for name in ("rows", "kept", "observations")}
                 return replace(some, **counts)
+        spelt = both_spellings(self.spelt, other.spelt)
         witness, levels = _joined_witness(self, other)
         states = {**other.states, **self.states}
         for call in self.states.keys() & other.states.keys():
@@ -134,6 +141,7 @@ class Lessons:
             (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None,
             self.lot.merged(other.lot, most),
             hashlib.blake2b((self.digest + other.digest).encode(), digest_size=16).hexdigest(),
+            spelt,
         )
 
     def within(self, other: Lessons, most: int) -> Lessons:
@@ -206,6 +214,7 @@ class Learner:
         taking = self.asked.taking(frame, complete=moderate)
         times, chosen = taking.times, taking.chosen
         count = len(chosen)
+        spelt = spellings(chosen, self.asked.roles, where.label) if isinstance(where, CSVPart) else {}
         witness, levels, states = chosen.iloc[:0], dict[str, dict[Level, int]](), dict[str, tuple[str, Summary]]()
         if count and self.asked.formula is not None:
             values, states = self._expressed(chosen, times)
@@ -226,6 +235,7 @@ class Learner:
             self._ends(chosen) if count else None,
             _drawn(frame, None if count == len(frame) else chosen.index.to_numpy() - frame.index[0], times, rng, limit),
             "" if where.identity is not None else _digest(frame),
+            spelt,
         )
 
     def _expressed(
@@ -261,27 +271,27 @@ class Learner:
         return chosen.iloc[list(places)], levels
 
     def _ends(self, chosen: pd.DataFrame) -> tuple[float, float] | None:
-        """The extremes of the response, where it is a column of numbers."""
+        """The extremes of the response, where it is a number that its own row tells."""
         if self.asked.formula is None:
             return None
         factors = [factor for term in self.asked.parsed[0].lhs for factor in term.factors]
-        if len(factors) != 1 or str(factors[0].eval_method.value) != "lookup":
+        if len(factors) != 1:
             return None
-        simple = simplified(factors[0].expr, chosen[factors[0].expr])
-        if simple.dtype.kind not in "bif":
+        values = self._plain(factors[0], chosen)
+        return None if values is None else (float(values.min()), float(values.max()))
+
+    def _plain(self, factor: Factor, chosen: pd.DataFrame) -> NDArray[Any] | None:
+        """A factor's numbers; None where it learns from other rows, or makes no numbers, which encoding says better."""
+        if factor.expr in self.asked.factors:
             return None
-        values = simple.to_numpy()
-        return float(values.min()), float(values.max())
-
-
-def numbered(where: Part, columns: list[str], chunk: int) -> Iterator[pd.DataFrame]:
-    """The tables of a part, with the rows' numbers in their file as index."""
-    import pandas as pd
-
-    start = where.first
-    for frame in where.frames(columns, chunk):
-        yield frame.set_axis(pd.RangeIndex(start, start + len(frame)), axis=0)
-        start += len(frame)
+        if str(factor.eval_method.value) == "lookup":
+            values = simplified(factor.expr, chosen[factor.expr]).to_numpy()
+        else:
+            try:
+                values = np.asarray(self.asked.evaluated(factor.expr, self.asked.values(chosen), {}, {}))
+            except Exception:  # whatever an expression of the user's may raise
+                return None
+        return values if values.ndim == 1 and values.dtype.kind in "bif" else None
 
 
 def _nothing(asked: Asked) -> Lessons:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from equipoise.checks import shown
+from equipoise.data.arrow import as_pandas, regular, with_constants
 from equipoise.data.wording import brief, located
 from equipoise.errors import InvalidInput
 
@@ -31,7 +32,7 @@ __all__ = [
     "Part",
     "StreamPart",
     "TablePart",
-    "as_pandas",
+    "numbered",
     "unreadable",
 ]
 
@@ -73,6 +74,16 @@ class Part(Protocol):
     def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
         """Its rows as tables of the columns, each of so many rows but for the last."""
         ...
+
+
+def numbered(where: Part, columns: Sequence[str], chunk: int) -> Iterator[pd.DataFrame]:
+    """The tables of a part, with the rows' numbers in their file as index."""
+    import pandas as pd
+
+    start = where.first
+    for frame in where.frames(columns, chunk):
+        yield frame.set_axis(pd.RangeIndex(start, start + len(frame)), axis=0)
+        start += len(frame)
 
 
 @dataclass(frozen=True)
@@ -139,47 +150,12 @@ def unreadable(label: str, error: Exception) -> InvalidInput:
     return InvalidInput("data", "made of readable files", f"{located(label)}: {brief(error, 200)}", "check that file")
 
 
-def as_pandas(table: pa.Table) -> pd.DataFrame:
-    """The table as pandas has it, numbers without a copy; decimals become floats."""
-    import pyarrow as pa
-
-    for k, field in enumerate(table.schema):
-        if pa.types.is_decimal(field.type):
-            table = table.set_column(k, field.name, table.column(k).cast(pa.float64()))
-    return table.to_pandas(split_blocks=True, date_as_object=False, ignore_metadata=True)
-
-
-def _regular(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of one length: what a file was written in must not show in the order of a sum."""
-    import pyarrow as pa
-
-    held: list[pa.Table] = []
-    room = rows
-    for table in tables:
-        start = 0
-        while start < table.num_rows:
-            held.append(table.slice(start, room))
-            start, room = start + held[-1].num_rows, room - held[-1].num_rows
-            if room == 0:
-                yield pa.concat_tables(held) if len(held) > 1 else held[0]
-                held, room = [], rows
-    if held:
-        yield pa.concat_tables(held) if len(held) > 1 else held[0]
-
-
-def _with_constants(table: pa.Table, constants: Sequence[tuple[str, Any]], columns: Sequence[str]) -> pa.Table:
-    """The columns in the order asked for, those that the file's path tells among them."""
-    import pyarrow as pa
-
-    for name, value in constants:
-        if name in columns and name not in table.schema.names:
-            table = table.append_column(name, pa.repeat(value, table.num_rows))
-    return table.select(list(columns))
-
-
 @dataclass(frozen=True)
 class ParquetPart:
-    """Some consecutive row groups of a Parquet file; `constants` are the columns that its path tells."""
+    """Some consecutive row groups of a Parquet file; `constants` are the columns that its path tells.
+
+    `verify` looks at the checksums of pages, as far as the file has them: once is enough, since it takes as long as a sum.
+    """
 
     location: Location
     groups: tuple[int, ...]
@@ -187,6 +163,7 @@ class ParquetPart:
     count: int
     identity: str
     constants: tuple[tuple[str, Any], ...] = ()
+    verify: bool = True
 
     @property
     def label(self) -> str:
@@ -202,15 +179,19 @@ class ParquetPart:
         with (
             self.location.reading(),
             ParquetFile(
-                self.location.path, filesystem=self.location.system, buffer_size=_BUFFER, pre_buffer=False
-            ) as file,
+                self.location.path,
+                filesystem=self.location.system,
+                buffer_size=_BUFFER,
+                pre_buffer=False,
+                page_checksum_verification=self.verify,
+            ) as file,  # fmt: skip
         ):
             names = file.schema_arrow.names
             # of no column at all Arrow does not tell how many rows there are
             stored = [name for name in columns if name not in given or name in names] or names[:1]
             batches = file.iter_batches(rows, list(self.groups), stored, use_threads=False)
-            for table in _regular((pa.Table.from_batches([batch]) for batch in batches), rows):
-                yield as_pandas(_with_constants(table, self.constants, columns))
+            for table in regular((pa.Table.from_batches([batch]) for batch in batches), rows):
+                yield as_pandas(with_constants(table, self.constants, columns))
 
 
 @dataclass(frozen=True)
@@ -239,8 +220,8 @@ class ArrowPart:
             fields = [names.index(name) for name in columns if name in names] or [0]
             file = ipc.open_file(stream, options=ipc.IpcReadOptions(included_fields=fields))
             tables = (pa.Table.from_batches([file.get_batch(k)]) for k in self.batches)
-            for table in _regular(tables, rows):
-                yield as_pandas(_with_constants(table, self.constants, columns))
+            for table in regular(tables, rows):
+                yield as_pandas(with_constants(table, self.constants, columns))
 
 
 class Mistyped(Exception):
@@ -264,14 +245,17 @@ class CSVPart:
         """The path."""
         return self.location.path
 
-    def reader(self, columns: Sequence[str] | None, types: dict[str, pa.DataType]) -> Any:
-        """A reader of the columns (all, if None), as these types; others are guessed from the first rows."""
+    def reader(self, columns: Sequence[str] | None, types: dict[str, pa.DataType], threads: bool = True) -> Any:
+        """A reader of the columns (all, if None), as these types; others are guessed from the first rows.
+
+        Its errors name rows only without threads.
+        """
         from pyarrow import csv
 
         chosen = None if columns is None else [name for name in columns if name in dict(self.types)]
         return csv.open_csv(
             self.location.system.open_input_stream(self.location.path),
-            read_options=csv.ReadOptions(block_size=_TEXT),
+            read_options=csv.ReadOptions(block_size=_TEXT, use_threads=threads),
             parse_options=csv.ParseOptions(delimiter=self.separator, newlines_in_values=True),
             convert_options=csv.ConvertOptions(
                 column_types=types, include_columns=chosen, null_values=list(_MISSING), strings_can_be_null=True
@@ -285,12 +269,19 @@ class CSVPart:
         with self.location.reading():
             try:
                 with self.reader(columns, dict(self.types)) as reader:
-                    for table in _regular((pa.Table.from_batches([batch]) for batch in reader), rows):
-                        yield as_pandas(_with_constants(table, self.constants, columns))
+                    for table in regular((pa.Table.from_batches([batch]) for batch in reader), rows):
+                        yield as_pandas(with_constants(table, self.constants, columns))
             except pa.ArrowInvalid as error:
                 if "conversion error" in str(error):
                     raise Mistyped(self.label) from error
+                self.read_by_one(columns)
                 raise
+
+    def read_by_one(self, columns: Sequence[str]) -> None:
+        """Read it once more, for an error that names the row."""
+        with self.reader(columns, dict(self.types), threads=False) as reader:
+            for _ in reader:
+                pass
 
 
 @dataclass(frozen=True)
@@ -332,7 +323,7 @@ class FragmentPart:
             batches = self.fragment.to_batches(
                 columns=list(columns), batch_size=rows, batch_readahead=1, fragment_readahead=1, use_threads=False
             )
-            for table in _regular((pa.Table.from_batches([batch]) for batch in batches), rows):
+            for table in regular((pa.Table.from_batches([batch]) for batch in batches), rows):
                 yield as_pandas(table)
 
 
@@ -352,7 +343,7 @@ class StreamPart:
 
         with _named(self.label), pa.RecordBatchReader.from_stream(self.source) as reader:
             tables = (pa.Table.from_batches([batch]).select(list(columns)) for batch in reader)
-            for table in _regular(tables, rows):
+            for table in regular(tables, rows):
                 yield as_pandas(table)
 
 

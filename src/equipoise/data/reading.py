@@ -13,8 +13,7 @@ import numpy as np
 
 from equipoise.arrays import Array, Index
 from equipoise.data.encoding import LazyRows
-from equipoise.data.learning import numbered
-from equipoise.data.parts import Part
+from equipoise.data.parts import Part, numbered
 from equipoise.data.wording import brief
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, fixed_order, tree_sum

@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 
 from equipoise.checks import checked_options, is_number, one_of, shown
+from equipoise.data.agreement import Found
 from equipoise.data.arrays import Rows
 from equipoise.data.asked import Asked
 from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, slots_of
 from equipoise.data.column_encoding import column_encoder
 from equipoise.data.encoding import row_encoder
 from equipoise.data.fields import Columns
-from equipoise.data.files import Found, opened, retyped
+from equipoise.data.files import opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
-from equipoise.data.parts import Mistyped
+from equipoise.data.parts import Mistyped, ParquetPart
 from equipoise.data.passage import CHUNK, workers_for
 from equipoise.data.reading import Placed
 from equipoise.data.scanned import Scan
@@ -294,9 +295,10 @@ def _require_rows(lessons: Lessons, asked: Asked) -> None:
 
 
 def _placed(found: Found, lessons: Lessons) -> tuple[Placed, ...]:
-    """The parts with rows that take part, each with its place."""
+    """The parts with rows that take part, each with its place; what was just read is sound."""
+    parts = [replace(part, verify=False) if isinstance(part, ParquetPart) else part for part in found.parts]
     rows, observations = ([0, *accumulate(counts)] for counts in (lessons.kept, lessons.observations))
-    every = zip(found.parts, lessons.rows, lessons.kept, lessons.observations, rows, observations, strict=False)
+    every = zip(parts, lessons.rows, lessons.kept, lessons.observations, rows, observations, strict=False)
     return tuple(Placed(*about) for about in every if about[2])
 
 

@@ -21,8 +21,9 @@ from equipoise.data.formula import Reading, parsed, require_room
 from equipoise.data.frames import as_frame, picked, require_finite, without_lagged
 from equipoise.data.grammar import FUNCTIONS, UserFunction, user_functions
 from equipoise.data.marks import named_columns
+from equipoise.data.spelling import spellings
 from equipoise.data.taking import Taking, every_row_missing, taking_part, weightless
-from equipoise.data.wording import brief, listed
+from equipoise.data.wording import brief, listed, placed_in
 from equipoise.errors import EquipoiseWarning, InvalidInput
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from formulaic import Formula, ModelSpec
 
 __all__ = ["Design", "read_table", "require_single", "table", "typed"]
+
+_TEXT, _PARQUET = {".csv", ".tsv", ".txt"}, {".parquet", ".pq"}
 
 
 @checked_options
@@ -47,7 +50,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     if not isfile(file):  # unlike Path's own, false for names no file can have
         raise InvalidInput("data", "an existing CSV or Parquet file", shown(str(path)), "check the path")
     suffix = file.suffix.lower()
-    if suffix not in {".csv", ".tsv", ".txt", ".parquet", ".pq"}:
+    if suffix not in _TEXT | _PARQUET:
         raise InvalidInput(
             "data", "a file ending in .csv, .tsv, .txt, .parquet or .pq", brief(file.name), "convert the file"
         )
@@ -62,7 +65,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
 def _parsed_file(file: Path) -> pd.DataFrame:
     import pandas as pd  # slow to import: only those who read tables pay for it
 
-    if file.suffix.lower() in {".parquet", ".pq"}:
+    if file.suffix.lower() in _PARQUET:
         return pd.read_parquet(file)
     # in one piece, so that a column has one type throughout
     frame = pd.read_csv(file, sep=_separator(file), low_memory=False)
@@ -155,6 +158,9 @@ def table(
     beside = _beside(frame, {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials})
     marks = _marks(frame, clusters, time)
     part = _taking_part(picked(frame, reading.columns), beside, marks, missing, reading)
+    if isinstance(data, (str, Path)) and Path(data).suffix.lower() in _TEXT:
+        with placed_in(str(data)):
+            spellings(part.chosen, reading.roles, str(data))
     values, known, response_levels = typed(part.chosen, reading)
     require_room(sides, reading, functions, known, len(part.chosen))
     left, right, spec = _matrices(sides, values, reading, functions, part.times)

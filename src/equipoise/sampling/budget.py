@@ -8,7 +8,7 @@ import warnings
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.files import available_memory
 
-__all__ = ["announce", "leverage_seconds", "predicted_seconds", "require_possible"]
+__all__ = ["announce", "is_long", "leverage_seconds", "predicted_seconds", "require_possible"]
 
 _MOST_CHAINS = 10_000  # each has a state and a stream of its own; beyond this more draws per chain say more
 _MOST_SECONDS = 1000 * 3600.0  # six weeks
@@ -52,9 +52,15 @@ def require_possible(chains: int, draws: int, dim: int, seconds: float) -> None:
         )  # fmt: skip
 
 
-def announce(seconds: float, resumable: bool) -> None:
-    """Warn, before the first step, of a run that is predicted to take more than ten minutes."""
-    if seconds > _LONG:
+def is_long(seconds: float) -> bool:
+    """Whether a run takes more than ten minutes."""
+    return seconds > _LONG
+
+
+def announce(seconds: float, resumable: bool, faster: str = "") -> None:
+    """Warn, before the first step, of a run that is predicted to take long; `faster` says what would take less."""
+    if is_long(seconds):
         length = f"{seconds / 3600:.1f} hours" if seconds > 7200 else f"{seconds / 60:.0f} minutes"
         advice = "" if resumable else "; give a checkpoint file to be able to stop and resume"
-        warnings.warn(f"sampling will take about {length}{advice}.", EquipoiseWarning, stacklevel=4)
+        quicker = f" To be faster: {faster}." if faster else ""
+        warnings.warn(f"sampling will take about {length}{advice}.{quicker}", EquipoiseWarning, stacklevel=4)
