@@ -53,7 +53,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "seconds": (-1.0, np.nan, "x", None, [1.0], function),
     "positive": (0.0, -1.0, np.nan, np.inf, "x", None, [1.0], function),
     "optional positive": (0.0, -1.0, np.nan, np.inf, "x", [1.0], function),
-    "momentum": (1.0, -0.1, np.nan, "x", None, [0.5], function),
+    "momentum": (1.0, -0.1, np.nan, "x", None, [0.5], function, True),
     "temperature": (0.0, -1.0, np.nan, "x", None, [1.0], function),
     "guard": (0, -1.0, np.nan, "on", True, [3.0], function),
     "ess": (0, -1, np.nan, np.inf, "many", None, 1e9, 1e15, 1e300, function),
@@ -241,7 +241,7 @@ def right(name: str) -> tuple[Callable[..., object], dict[str, Any]]:
         "Moments.from_arrays": arrays, "Moments.gradient_noise": {"S": np.eye(3), "dynamics": t.dynamics},
         "Tuning.at": {**chain, "step": 0.01}, "Stationary.burn_in": {"start": np.zeros(3)},
         "Stationary.covariance_floor": {"draws": 10},
-        "Chains.from_draws": {"draws": np.ones((9, 3)), "tuning": t.tuning},
+        "Chains.from_draws": {"draws": np.arange(27.0).reshape(9, 3), "tuning": t.tuning},
         "Calibration.predict": {"X_new": t.data[0]}, "Calibration.report": {"path": "absent.html"},
         "Calibration.attach": pair, "Calibration.test": {"hypothesis": "x1 = 0"},
         "Calibration.combine": {"expressions": "x1 - x2"}, "Calibration.compare": {"frame_a": t.data[0], "frame_b": t.data[0]},
@@ -254,6 +254,8 @@ def refused(call: Callable[[], object], *words: str) -> str:
     with pytest.raises(eq.EquipoiseError) as caught:
         call()
     message = str(caught.value)
+    if isinstance(caught.value, eq.InvalidInput):
+        assert re.match(r"\S.*?: must be \S.*; got .*\. To fix: \S", message, re.S), message
     assert len(message.splitlines()) <= 10
     assert len(message) <= 1000
     assert any(re.search(rf"\b{word}\b", message) for word in words), message

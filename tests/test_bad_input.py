@@ -112,12 +112,6 @@ def test_a_response_that_the_columns_fit_exactly() -> None:
     assert eq.fit(eq.glm("gaussian", scale=1.0), (x, np.zeros(20))).converged
 
 
-def test_data_of_another_kind(case) -> None:
-    model, (x, _), _, _ = case
-    for data in (x, None, (x,), {"x": x}):
-        refused("data", type(data).__name__, lambda data=data: eq.fit(model, data))
-
-
 def test_not_finite_data_through_every_verb(case) -> None:
     model, (x, y), m, tuning = case
     broken = x.copy()
@@ -140,16 +134,6 @@ def test_batch_size(value) -> None:
     refused("batch_size", repr(value), lambda: eq.Dynamics(value))
 
 
-@pytest.mark.parametrize("value", [1.0, -0.1, np.nan, None, "high", True])
-def test_momentum(value) -> None:
-    refused("momentum", str(value), lambda: eq.Dynamics(10, momentum=value))
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0, np.nan, None, "hot"])
-def test_inverse_temperature(value) -> None:
-    refused("inverse_temperature", str(value), lambda: eq.Dynamics(10, inverse_temperature=value))
-
-
 def test_a_batch_larger_than_the_data(case) -> None:
     model, data, m, _ = case
     too_large = eq.Dynamics(101)
@@ -161,61 +145,6 @@ def test_a_batch_larger_than_the_data(case) -> None:
         lambda: eq.calibrate(model, data, batch_size=101),
     ):
         assert "at most the number of rows, 100" in str(refused("batch_size", "101", call))
-
-
-@pytest.mark.parametrize("argument", ["draws", "chains", "seed", "thin", "burn_in", "threads"])
-@pytest.mark.parametrize("value", [-1, 2.5, True, np.nan, np.inf, "many", [3]])
-def test_counts_in_sample(case, argument, value) -> None:
-    model, data, _, tuning = case
-    refused(argument, repr(value), lambda: eq.sample(model, data, tuning, progress=False, **{argument: value}))
-
-
-@pytest.mark.parametrize("argument", ["draws", "chains", "thin", "threads"])
-def test_zero_in_sample(case, argument) -> None:
-    model, data, _, tuning = case
-    refused(argument, "0", lambda: eq.sample(model, data, tuning, **{argument: 0}))
-
-
-@pytest.mark.parametrize("value", [0, -1.0, np.nan, "on", True, [3.0]])
-def test_guard(case, value) -> None:
-    model, data, _, tuning = case
-    refused("guard", repr(value), lambda: eq.sample(model, data, tuning, guard=value))
-
-
-@pytest.mark.parametrize(
-    ("argument", "value"),
-    [
-        ("ess", 0),
-        ("ess", np.nan),
-        ("ess", np.inf),
-        ("ess", "many"),
-        ("chains", 0),
-        ("chains", 2.5),
-        ("draws", 0),
-        ("draws", "many"),
-        ("thin", 0),
-        ("burn_in", -1),
-        ("batch_size", "large"),
-        ("batch_size", 0),
-        ("tuning_rows", 0),
-        ("tuning_rows", 101),
-        ("tuning_rows", 10.5),
-        ("target", "fiducial"),
-        ("proxy", "exact"),
-        ("structure", "banded"),
-    ],
-)
-def test_options_of_plan_and_calibrate(case, argument, value) -> None:
-    model, data, _, _ = case
-    for call in (eq.plan, eq.calibrate):
-        refused(argument, str(value), lambda call=call: call(model, data, **{argument: value}))
-
-
-def test_sampler_and_seed(case) -> None:
-    model, data, _, _ = case
-    refused("sampler", "'hmc'", lambda: eq.calibrate(model, data, sampler="hmc"))
-    refused("seed", "None", lambda: eq.calibrate(model, data, sampler="gaussian", seed=None))
-    refused("seed", "-1", lambda: eq.calibrate(model, data, seed=-1))
 
 
 def test_intervals_and_new_rows(case) -> None:
@@ -232,22 +161,6 @@ def test_intervals_and_new_rows(case) -> None:
 
 
 # theory
-
-
-def test_arrays_for_moments() -> None:
-    g, J = np.ones((4, 2)), np.ones((4, 2, 2))
-    refused("scores", "(4,)", lambda: eq.Moments.from_arrays(g[:, 0], J))
-    refused("scores", "(0, 2)", lambda: eq.Moments.from_arrays(g[:0], J[:0]))
-    refused("hessians", "(3, 2, 2)", lambda: eq.Moments.from_arrays(g, J[:3]))
-    refused("hessians", "NaN", lambda: eq.Moments.from_arrays(g, np.full_like(J, np.nan)))
-    refused("scores", "NaN", lambda: eq.Moments.from_arrays(np.full_like(g, np.inf), J))
-    refused("prior_hessian", "(3, 3)", lambda: eq.Moments.from_arrays(g, J, np.eye(3)))
-
-
-def test_parameters_that_do_not_fit(case) -> None:
-    model, data, m, _ = case
-    refused("params", "(2,)", lambda: eq.moments(model, data, m.params[:2]))
-    refused("target", "(2, 2)", lambda: eq.tune(m, np.eye(2), eq.Dynamics(10)))
 
 
 def test_infeasible_targets_say_what_would_be_feasible(case) -> None:

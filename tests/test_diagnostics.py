@@ -497,10 +497,16 @@ def test_a_hot_chain_of_another_target_does_not_follow_the_posterior(make_data) 
         (3.0 * eq.posterior(m), 1.1 * 200, False),
     ):
         tuning = eq.tune(m, target, eq.Dynamics(20, inverse_temperature=beta))
-        chains = eq.Chains.from_draws(
-            tuning.center + np.zeros((2, 50, 3)) + np.random.default_rng(0).normal(size=3), tuning
-        )
+        chains = eq.Chains.from_draws(tuning.center + np.random.default_rng(0).normal(size=(2, 50, 3)), tuning)
         assert expect(chains, tuning).posterior is expected
+
+
+def test_draws_that_are_all_one_iterate_are_refused(make_data) -> None:
+    """A loop that stores its parameters without a copy ends with the last ones everywhere."""
+    data, model = make_data("poisson", n=200, dim=3), eq.glm("poisson")
+    tuning = eq.tune(eq.moments(model, data, eq.fit(model, data)), "sandwich", eq.Dynamics(20))
+    with pytest.raises(eq.InvalidInput, match=r"one value throughout for .*store a copy of each iterate"):
+        eq.Chains.from_draws(np.broadcast_to(tuning.center, (2, 50, 3)), tuning)
 
 
 @pytest.mark.parametrize("structure", ["full", "scalar"])

@@ -124,13 +124,6 @@ def test_gaussian_with_estimated_scale_and_prior_is_self_consistent(make_data, p
     np.testing.assert_allclose(found.params, expected, rtol=1e-10)
 
 
-def test_gaussian_scale_does_not_move_the_fit_without_a_prior(make_data) -> None:
-    x, y = make_data("gaussian", n=120, dim=3)
-    expected = np.linalg.lstsq(x, y, rcond=None)[0]
-    for model in (eq.glm("gaussian"), eq.glm("gaussian", scale=0.01), eq.glm("gaussian", scale=40.0)):
-        np.testing.assert_allclose(eq.fit(model, (x, y)).params, expected, rtol=1e-10)
-
-
 @families
 @pytest.mark.parametrize("rows", [30, 100])
 def test_tuning_rows_only_lead_the_way(family, rows, make_data, make_model) -> None:
@@ -282,12 +275,6 @@ def test_rows_far_down_decide_about_separation() -> None:
     assert failure(eq.glm("bernoulli"), x, y, NAMES[:3]).columns == ("b",)
 
 
-def test_separation_survives_scaling(covariates) -> None:
-    _, x = covariates
-    error = failure(eq.glm("bernoulli"), x * [1.0, 1e6, 1e-6, 1.0], (x[:, 2] > 0).astype(float), NAMES)
-    assert error.columns == ("b",)
-
-
 def test_quasi_separation_by_a_dummy(covariates) -> None:
     rng, x = covariates
     dummy = (rng.random(300) < 0.1).astype(float)
@@ -331,11 +318,6 @@ def test_zero_column_is_named(family, make_data, make_model) -> None:
     x, y = make_data(family, n=200, dim=4)
     x = np.insert(x, 2, 0.0, axis=1)
     assert failure(make_model(family), x, y, ["one", "a", "zero", "b", "c"]).columns == ("zero",)
-
-
-def test_too_few_iterations_say_so(make_data) -> None:
-    with pytest.raises(eq.FitFailed, match="did not converge"):
-        eq.fit(eq.glm("poisson"), make_data("poisson"), max_iterations=1)
 
 
 @pytest.mark.parametrize(
@@ -407,9 +389,6 @@ def test_exact_fit_leaves_no_scale(covariates) -> None:
 def test_numbers_beyond_floating_point_are_named(covariates) -> None:
     _, x = covariates
     y, size = np.exp(x[:, 1]), 1e-200
-    for large in ((x * 1e200, y), (x, y * 1e200)):
-        with pytest.raises(eq.InvalidInput, match=r"at most 1e\+100 in size.*rescale it"):
-            eq.fit(eq.glm("gaussian"), large)
     for family in ("gaussian", "poisson", "gamma"):
         error = failure(eq.glm(family), x * [1.0, 1.0, size, 1.0], y, NAMES)
         assert error.columns == ("b",)

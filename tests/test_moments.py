@@ -81,30 +81,6 @@ def test_moments_are_those_of_the_rows(family, brute, make_model) -> None:
     np.testing.assert_array_equal(m.params, theta)
 
 
-@families
-def test_third_derivative_is_that_of_the_hessian(family, brute, make_model) -> None:
-    data, theta, _, _ = brute(family)
-    model = make_model(family)
-    S = np.array([[2.0, 0.3, -0.1], [0.3, 1.0, 0.2], [-0.1, 0.2, 0.5]])
-    numeric = along(lambda t: np.sum(eq.moments(model, data, t).loss_hessian * S), theta, 1e-2)
-    # fourth-order differences: error 1e-8 times the fifth derivative
-    np.testing.assert_allclose(eq.moments(model, data, theta).third_derivative(S), numeric, rtol=1e-5, atol=1e-6)
-
-
-@families
-def test_value_gradient_and_hessian_of_the_problem_agree(family, brute, make_model) -> None:
-    data, theta, g, J = brute(family)
-    precision, center = np.diag([1.0, 2.0, 3.0]) + 0.5, np.array([0.4, 0.0, -1.0])
-    problem = make_model(family, prior_precision=precision, prior_mean=center).bind(data)
-    value, gradient, hessian = problem.derivatives(theta, 2)
-    assert value == pytest.approx(problem.derivatives(theta, 0).value, rel=1e-14)
-    np.testing.assert_array_equal(gradient, problem.derivatives(theta, 1).gradient)
-    numeric = along(lambda t: problem.derivatives(t, 0).value, theta, 1e-3)
-    np.testing.assert_allclose(gradient, numeric, rtol=1e-8, atol=1e-9)
-    np.testing.assert_allclose(gradient, g.mean(axis=0) + precision @ (theta - center) / N, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(hessian, J.mean(axis=0) + precision / N, rtol=1e-6, atol=1e-6)
-
-
 @pytest.mark.parametrize("replacement", [True, False])
 def test_gradient_noise_is_the_covariance_of_a_minibatch(replacement, brute, make_model) -> None:
     data, theta, _, _ = brute("poisson")

@@ -88,14 +88,6 @@ def test_round_trip_of_epochs(make_data, tmp_path) -> None:
     assert loaded.diagnosis.ok == cal.diagnosis.ok
 
 
-def test_numpy_numbers_are_saved(make_data, tmp_path) -> None:
-    cal = eq.calibrate(
-        eq.glm("poisson"), make_data("poisson"), ess=np.float64(50), chains=np.int64(2), seed=np.int64(3),
-        batch_size=np.int64(20), replacement=np.bool_(True), thin=np.int32(2), burn_in=np.int64(5), progress=False,
-    )  # fmt: skip
-    np.testing.assert_array_equal(eq.load(cal.save(tmp_path / "run.eqz")).draws, cal.draws)
-
-
 @pytest.fixture(scope="module")
 def saved(frame, tmp_path_factory):
     cal = eq.calibrate(eq.glm("poisson"), frame, formula="visits ~ x + C(group)", ess=100, progress=False)
@@ -212,31 +204,11 @@ def test_well_formed_files_that_are_not_runs(saved, tmp_path) -> None:
 
 
 def test_files_of_another_kind(saved, tmp_path) -> None:
+    """What the archive refuses is refused by `eq.load`; all kinds are in test_archive."""
     _, path = saved
-    np.save(tmp_path / "array.npy", np.ones(3))
-    with (tmp_path / "old.eqz").open("wb") as stream:
-        np.savez(stream, header=np.array("{}"))
-    (tmp_path / "empty.eqz").write_bytes(b"")
-    (tmp_path / "text.eqz").write_text("hello")
     (tmp_path / "half.eqz").write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    for name in ("array.npy", "old.eqz", "empty.eqz", "text.eqz", "half.eqz", "nothing.eqz", "."):
-        with pytest.raises(eq.InvalidInput, match=r"path: must be a file written by save\(\)"):
-            eq.load(tmp_path / name)
-    with pytest.raises(eq.InvalidInput, match=r"version 0\.1"):
-        eq.load(tmp_path / "old.eqz")
-    with pytest.raises(eq.InvalidInput, match="path"):
-        eq.load(3)
-
-
-def test_damage_anywhere_is_noticed(saved, tmp_path) -> None:
-    _, path = saved
-    whole = path.read_bytes()
-    for place in np.linspace(0, len(whole) - 1, 200).astype(int):
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << (place % 8)
-        (tmp_path / "damaged.eqz").write_bytes(bytes(damaged))
-        with pytest.raises(eq.InvalidInput, match="path: must be a file written by save"):
-            eq.load(tmp_path / "damaged.eqz")
+    with pytest.raises(eq.InvalidInput, match=r"path: must be a file written by save\(\)"):
+        eq.load(tmp_path / "half.eqz")
 
 
 def test_attaching_brings_the_problem_back(saved, frame) -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_iris
+from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -188,6 +189,7 @@ def test_rows_too_few_for_a_sandwich_are_said_to_be() -> None:
     [
         ({"alpha": -1.0}, None, "alpha"),
         ({"family": "cauchy"}, None, "family"),
+        ({"target": "CRV1"}, None, "needs no clusters"),
         ({}, np.full(300, 0.5), "sample_weight"),
         ({}, np.zeros(300), "sample weight"),
     ],
@@ -196,3 +198,31 @@ def test_what_is_wrong_is_named(options, weight, named) -> None:
     X, y, _ = regression()
     with pytest.raises(ValueError, match=rf"(?i){named}"):
         CalibratedRegressor(ess=20, **options).fit(X, y, sample_weight=weight)
+
+
+@pytest.mark.parametrize("classes", [0, 2, 3])
+def test_collinear_columns_are_refused_without_a_penalty_and_taken_with_one(classes) -> None:
+    X, y, _ = regression()
+    X = np.column_stack([X, X[:, 0]])
+    made, y = (
+        (CalibratedRegressor, y) if not classes else (CalibratedClassifier, np.digitize(y, [0.0, 2.0][: classes - 1]))
+    )
+    with pytest.raises(eq.FitFailed, match="raise alpha"):
+        made(alpha=0.0, ess=20).fit(X, y)
+    with pytest.warns(eq.EquipoiseWarning, match="collinear"):
+        ours = made(alpha=1.0, ess=20, random_state=0).fit(X, y)
+    assert ours.std_errors_.shape == ours.coef_.shape
+    assert np.isfinite(ours.predict(X, return_std=True)[1]).all()
+
+
+def test_separated_classes_are_refused_without_a_penalty() -> None:
+    X, _, _ = regression()
+    for cuts in ([0.0], [-0.5, 0.5]):
+        with pytest.raises(eq.FitFailed, match="raise alpha"):
+            CalibratedClassifier(alpha=0.0, ess=20).fit(X, np.digitize(X[:, 0], cuts))
+
+
+@pytest.mark.parametrize("made", [CalibratedRegressor, CalibratedClassifier])
+def test_intervals_need_a_fit(made) -> None:
+    with pytest.raises(NotFittedError):
+        made().predict_interval(np.ones((2, 3)))

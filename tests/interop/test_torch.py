@@ -49,6 +49,17 @@ def linear():
     return torch.nn.Linear(2, 2)
 
 
+class Through(torch.nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
 def jax_twin():
     def row_loss(p, row):
         eta = jnp.append(p["weight"] @ row["x"] + p["bias"], 0.0)
@@ -419,6 +430,21 @@ def test_a_regulariser_of_ones_own() -> None:
         (lambda: eqt.Model(linear(), CE, prior_precision=np.ones(4)), (X, Y), "prior_precision"),
         (lambda: eqt.Model(CE.forward, CE), (X, Y), "torch.nn.Module"),
         (lambda: eqt.Model(linear(), CE), {"x": X}, "map-style dataset"),
+        (
+            lambda: eqt.Model(torch.nn.Sequential(linear(), Through(torch.nn.functional.dropout)), loss),
+            (X, Y),
+            "dropout",
+        ),
+        (
+            lambda: eqt.Model(torch.nn.Sequential(Through(lambda x: x - x.mean(0)), linear()), loss),
+            (X, Y),
+            "other rows",
+        ),
+        (
+            lambda: eqt.Model(torch.nn.Sequential(torch.nn.BatchNorm1d(2, track_running_stats=False), linear()), loss),
+            (X, Y),
+            "batch norm",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(make, data, named) -> None:

@@ -57,12 +57,6 @@ def weighted_least_squares(panel):
     return problem, eq.fit(problem), sm.WLS(y, panel["x"], weights=panel["weights"]).fit()
 
 
-@pytest.mark.parametrize("kind", ["HC0", "HC1", "HC2", "HC3"])
-def test_heteroskedastic_least_squares(kind, weighted_least_squares) -> None:
-    problem, fit, theirs = weighted_least_squares
-    close(eq.robust(problem, fit, kind=kind), theirs.get_robustcov_results(kind).cov_params())
-
-
 @pytest.mark.parametrize("correction", [True, False])
 def test_clustered_least_squares(correction, panel, weighted_least_squares) -> None:
     problem, fit, theirs = weighted_least_squares

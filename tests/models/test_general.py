@@ -27,12 +27,11 @@ def predictor(p, x):
 def loss_of(family):
     def loss(p, o):
         eta, y = predictor(p, o["x"]), o["y"]
-        value = {
+        return {
             "gaussian": lambda: 0.5 * ((y - eta) / SCALE) ** 2,
             "bernoulli": lambda: jnp.logaddexp(0.0, eta) - y * eta,
             "poisson": lambda: jnp.exp(eta) - y * eta,
         }[family]()
-        return value * o["weight"] if "weight" in o else value
 
     return loss
 
@@ -118,13 +117,6 @@ def test_a_regularizer_enters_the_third_derivative() -> None:
     # R''' = 24, over N = 50; squared loss has none of its own
     np.testing.assert_allclose(m.third_derivative(np.array([[2.0]])), [24.0 * 2.0 / 50.0], rtol=1e-12)
     np.testing.assert_allclose(m.hessian, 1.0 + (24.0 * found.params + 120.0) / 50.0, rtol=1e-12)
-
-
-def test_weights_are_a_field_of_the_observation(make_data) -> None:
-    x, y = make_data("bernoulli", dim=DIM)
-    weight = np.random.default_rng(0).uniform(0.2, 3.0, len(y))
-    model = eq.Model(loss_of("bernoulli"), nested())
-    compare(model, {"x": x, "y": y, "weight": weight}, eq.glm("bernoulli"), eq.data.rows(x, y, weights=weight))
 
 
 def test_subsampled_rows_carry_the_full_number(make_data) -> None:

@@ -315,3 +315,42 @@ def test_x64_is_off_again_after_a_failure() -> None:
         with pytest.raises(eq.InvalidInput):
             eq.fit(eq.Model(lambda p, o: p["a"] * jnp.ones(2), init()), data)
         assert jnp.zeros(1).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("part", ["all", "one column"])
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_separated_classes_of_a_softmax_have_no_minimum(part, seed) -> None:
+    """Where all classes are separated, or one column's rows are all of one class; not a kink, a saddle or a minimum."""
+    rng, classes = np.random.default_rng(seed), 3 + seed % 2
+    x = np.column_stack([np.ones(200), rng.normal(size=(200, 2)), rng.random(200) < 0.1])
+    noise = rng.gumbel(size=(200, classes)) if part == "one column" else 0.0
+    y = np.argmax(x @ rng.normal(size=(4, classes)) + noise, axis=1)
+    y = np.where((x[:, 3] > 0) & (part == "one column"), 1, y)
+
+    def loss(p, row):
+        eta = jnp.append(row["x"] @ p, 0.0)
+        return jax.nn.logsumexp(eta) - eta[row["y"]]
+
+    with pytest.raises(eq.FitFailed, match="no finite minimiser"):
+        eq.fit(eq.Model(loss, init=np.zeros((4, classes - 1))), {"x": x, "y": y})
+
+
+def effects(prior):
+    """Means of groups that do not differ, around one mean, with a scale that has a prior in its logarithm."""
+    rng = np.random.default_rng(3)
+    data = {"g": rng.integers(0, 4, 400), "y": 1.0 + 0.7 * rng.normal(size=400)}
+
+    def regularizer(p):
+        away = (p["u"] - p["mean"]) / jnp.exp(p["log_scale"])
+        return 0.5 * jnp.sum(away**2) + 4.0 * p["log_scale"] + 0.5 * (p["mean"] / 5.0) ** 2 + prior(p["log_scale"])
+
+    def loss(p, row):
+        return 0.5 * ((row["y"] - p["u"][row["g"]]) / 0.7) ** 2
+
+    return eq.Model(loss, init={"log_scale": 0.0, "mean": 0.0, "u": np.zeros(4)}, regularizer=regularizer), data
+
+
+def test_a_scale_that_goes_to_zero_is_named_and_the_advice_helps() -> None:
+    with pytest.raises(eq.FitFailed, match=r"no finite minimiser.* along log_scale .*log-normal"):
+        eq.fit(*effects(lambda t: 0.5 * jnp.exp(2.0 * t) - t))  # half-normal
+    assert eq.fit(*effects(lambda t: 0.5 * ((t + 0.7) / 0.5) ** 2)).converged

@@ -152,3 +152,22 @@ def test_ties_around_the_middle() -> None:
     for rows in (eq.data.rows(x, y), eq.data.rows(x, y, weights=np.full(len(y), 0.1))):
         problem = eq.bind(eq.glm("gaussian", divergence=eq.Huber()), rows)
         assert problem.settled(np.zeros(1)).constant * 0.6744897501960817 == pytest.approx(2.5, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("family", "response"), [("gamma", "I(gamma * 2)"), ("poisson", "Q('poisson')"), ("gaussian", "scale(gaussian)")]
+)
+def test_a_response_that_is_computed_is_checked_without_a_pass(family, response, table) -> None:
+    source = eq.data.scan(table, f"{response} ~ x0 + x1")
+    eq.bind(eq.glm(family), source)
+    assert source.passes == 1.0
+
+
+def test_a_computed_response_outside_of_the_range_is_named(table) -> None:
+    y = table["poisson"].to_numpy().copy()
+    y[41_000] = -2.0
+    source = eq.data.scan(
+        table.set_column(table.schema.get_field_index("poisson"), "poisson", [y]), "I(poisson + 1) ~ x0"
+    )
+    with pytest.raises(eq.InvalidInput, match=r"-1 at .*row 41,?000"):
+        eq.bind(eq.glm("poisson"), source)

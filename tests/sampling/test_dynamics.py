@@ -89,22 +89,6 @@ def test_the_general_engine_has_the_same_law(linear):
     )
 
 
-def test_tuned_chains_have_their_target(make_data):
-    """Completed noise, on losses that are nearly quadratic at this scale."""
-    for family, options in (("bernoulli", {"batches": "leverage"}), ("poisson", {})):
-        data = make_data(family, n=3000, dim=DIM)
-        problem = eq.glm(family).bind(data)
-        moments = eq.moments(problem, eq.fit(problem))
-        dynamics = eq.Dynamics(40, gradient="control-variate", **options)
-        tuning = eq.tune(moments, "sandwich", dynamics, noise="completed")
-        chains = eq.sample(problem, tuning, draws=40_000, chains=2, thin=1, seed=2, progress=False)
-        found, error = second_moments(chains.draws, tuning.center)
-        # the third derivative of the loss moves it by a share of about 1/N · D
-        assert np.all(
-            np.abs(found - tuning.target) < 4.5 * error + 0.01 * np.sqrt(np.outer(*2 * [np.diag(tuning.target)]))
-        )
-
-
 def test_a_coupled_control_variate_chain_of_squared_loss_is_its_proxy(linear):
     problem, moments = linear
     for batches in ("independent", "leverage"):

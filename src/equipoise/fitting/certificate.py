@@ -27,6 +27,8 @@ __all__ = [
 
 CONVERGED = 1e-6  # standard errors: far below any Monte Carlo error
 POLISHED = 1e-11  # where further Newton steps are rounding
+_ROUNDING = 1e-12  # of a loss: below it two are the same
+_EXACT = 1e-15  # of the largest number in a sum: its rounding
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,13 +123,16 @@ def require_rise(problem: Problem, theta: Array, axes: Array, drop: float) -> No
     """Tell a minimum from an asymptote (separated classes, say), whose curvature has all but vanished."""
     lowest = problem.derivatives(theta, 0).value
     for axis in axes:
-        for far in (1.0, -1.0):
-            # where a parabola would have regained a hundredth of what was won since the start
-            if finite_or_inf(problem.derivatives(theta + far * np.sqrt(0.02 * drop) * axis, 0).value) <= lowest:
-                raise FitFailed(
-                    "the loss has no finite minimiser: it keeps falling along "
-                    f"{problem.names[int(np.abs(axis).argmax())]}. To fix: add a prior, or leave that parameter out."
-                )
+        # where a parabola would have regained a hundredth of what was won since the start
+        far = np.sqrt(0.02 * drop) * axis
+        ends = [finite_or_inf(problem.derivatives(theta + way, 0).value) for way in (far, -far)]
+        # so far out losses are made of large numbers, as large as the one that rose
+        rounding = _ROUNDING * abs(lowest) + _EXACT * max((abs(end) for end in ends if np.isfinite(end)), default=0.0)
+        if min(ends) <= lowest + rounding:
+            raise FitFailed(
+                "the loss has no finite minimiser: it keeps falling along "
+                f"{problem.names[int(np.abs(axis).argmax())]}. To fix: add a prior, or leave that parameter out."
+            )
 
 
 def require_bounded(problem: Minimised, theta: Array, norm: float, *candidates: Array) -> None:

@@ -1,4 +1,4 @@
-"""Why a search came no closer to a minimiser: a loss with kinks, or one that rounds more coarsely than float64."""
+"""Why a search came no closer to a minimiser: kinks, a scale that goes to zero, or rounding coarser than that of float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.models.problem import Problem
 
-__all__ = ["NotSmooth", "allowed", "require_smooth"]
+__all__ = ["NotSmooth", "allowed", "require_smooth", "require_steady"]
 
 _LENGTHS = (
     0.1,
@@ -26,7 +26,28 @@ _SEEN = 1e-5  # change of a slope, of the rows' own, that is more than rounding 
 _NUDGE = 1e-7  # share by which parameters are changed to see rounding in float32
 _TRIES = 3
 _TIMES = 10.0  # rounding errors that a distance may have
+_GROWN = 1e12  # times the largest curvature at the start: no minimum of anybody's is so sharp
 _COARSEST = 0.01  # standard errors: rounding beyond which no minimiser is certified
+
+
+def require_steady(before: Array, here: Array, name: Callable[[int], str]) -> None:
+    """Raise if curvatures grew without bound: as a scale goes to zero, the density of what it scales goes to infinity.
+
+    Parameters
+    ----------
+    before, here
+        Second derivatives at the start, and where the search is.
+    name
+        Of a parameter.
+    """
+    if np.isfinite(here).all() and np.abs(here).max() <= _GROWN * np.abs(before).max():
+        return
+    scale = name(int(np.where(np.isfinite(here), np.abs(here), np.inf).argmin()))
+    raise FitFailed(
+        f"the loss has no finite minimiser: it keeps falling along {scale} while its curvature grows without bound, as where a "
+        "scale goes to zero together with the effects that it is the scale of. To fix: give the scale a prior that keeps it "
+        "from zero (log-normal, in NumPyro dist.LogNormal), or use NUTS."
+    )
 
 
 class NotSmooth(FitFailed):
@@ -69,7 +90,7 @@ def _not_smooth(what: str) -> NotSmooth:
     remedy = (
         "a Gaussian prior (prior_precision=...), or sqrt(w**2 + small**2) in place of |w|"
         if what == "regularizer"
-        else "Huber's loss or sqrt(r**2 + small**2) in place of |r|, jax.nn.softplus in place of a hinge or relu (tanh, "
+        else "Huber's loss or sqrt(r**2 + small**2) in place of |r|, softplus in place of a hinge or relu (tanh, "
         "gelu), eq.Pinball for quantiles"
     )
     return NotSmooth(

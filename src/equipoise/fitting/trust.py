@@ -20,12 +20,13 @@ from equipoise.fitting.certificate import (
 )
 from equipoise.fitting.maps import whitening
 from equipoise.fitting.products import separation, steered
-from equipoise.fitting.smoothness import allowed, require_smooth
+from equipoise.fitting.smoothness import allowed, require_smooth, require_steady
 from equipoise.linalg import FAINT, FLAT, curvature_axes, symmetric
 from equipoise.models.problem import Derivatives, Problem
 
 __all__ = ["FEW", "by_products", "descend"]
 
+_RISEN = 1e-9  # of the loss: more is no rounding
 _FADED = 1e-8  # of the curvature at the start: below it, a minimum may be an asymptote
 FEW = 300  # parameters up to which every step has its matrix
 _SOME = 1500  # and up to which one is made at the end, to name every flat direction
@@ -57,6 +58,10 @@ class _Frame:
             self.last = z.tobytes(), found._replace(value=finite_or_inf(found.value))
         return self.last[1]
 
+    def name(self, k: int) -> str:
+        """Of the parameter that z_k moves most."""
+        return self.problem.names[int(np.abs(self.directions(np.eye(1, self.start.size, k))).argmax())]
+
     def at(self, z: Array) -> Derivatives:
         """Loss, gradient and Hessian in z."""
         value, gradient, H = self.own(z)
@@ -79,8 +84,9 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     frame = _Frame(problem, start, None if metric is None else whitening(problem, metric))
     first = frame.at(np.zeros(start.size))
     _require_start(*first)
-    z, iterations = _trusted(frame, max_iterations)
-    return _certified(frame, z, iterations, first.value, np.diag(first.hessian))
+    bends = np.diag(first.hessian)
+    z, iterations = _trusted(frame, max_iterations, bends)
+    return _certified(frame, z, iterations, first.value, bends)
 
 
 def by_products(problem: Problem, start: Array, max_iterations: int) -> Fit:
@@ -125,19 +131,27 @@ def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Ar
     value, _, H = frame.at(z)
     spectrum, axes = curvature_axes(H)
     axes, inner = frame.directions(axes), axes
-    close, faded = norm <= converged(yard, problem.n), bool(np.any(np.diag(H) < _FADED * bends))
+    close, faded = norm <= converged(yard, problem.n), np.abs(np.diag(H)) < _FADED * bends
+    up = spectrum > FLAT * spectrum[-1]
+    if faded.any():  # an asymptote, which looks like a kink from afar, or by rounding like a saddle
+        way = frame.directions(np.where(faded, z if start is None else theta - start, 0.0))
+        require_rise(problem, theta, np.vstack([_onward(problem, theta, way), axes[up]]), before - value)
     if not close:
-        if faded:  # an asymptote, which looks like a kink from afar
-            require_rise(problem, theta, axes[spectrum > FLAT * spectrum[-1]], before - value)
+        require_steady(bends, np.diag(H), frame.name)
         rough = Fit(theta, norm, False, iterations, value, np.nan)
-        began = frame.start if start is None else start
-        _require_close(problem, began, rough, lambda g: _distance(frame, spectrum, inner, g))
+        _require_close(
+            problem, frame.start if start is None else start, rough, lambda g: _distance(frame, spectrum, inner, g)
+        )
     require_minimum(problem, spectrum, axes)
-    if faded:
-        require_rise(problem, theta, axes[spectrum > FLAT * spectrum[-1]], before - value)
-    flat = axes[spectrum <= FLAT * spectrum[-1]]
+    flat = axes[~up]
     found = flat if len(flat) else None
     return Fit(theta, norm, True, iterations, value, _condition(frame.own(z).hessian), flat=found)
+
+
+def _onward(problem: Problem, theta: Array, way: Array) -> Array:
+    """The way that led to θ (one row), in units of its curvature, if any is left: past separated classes the loss falls."""
+    curve = float(way @ problem.product(theta, way))
+    return (way / np.sqrt(curve) if curve > 0.0 else way)[None][: int(way.any())]
 
 
 def _distance(frame: _Frame, spectrum: Array, axes: Array, gradient: Array) -> float:
@@ -162,7 +176,7 @@ def _condition(H: Array) -> float:
     return float(curved[-1] / curved[0])
 
 
-def _trusted(frame: _Frame, max_iterations: int) -> tuple[Array, int]:
+def _trusted(frame: _Frame, max_iterations: int, bends: Array) -> tuple[Array, int]:
     """Where the trust region ends, and after how many steps."""
     from scipy.optimize import minimize  # slow to import, and convex losses do without
 
@@ -173,11 +187,18 @@ def _trusted(frame: _Frame, max_iterations: int) -> tuple[Array, int]:
         # it doubles only while the quadratic model predicts well, so that parameters of any size are reached
         "max_trust_radius": 1e12,
     }
+
+    def bend(z: Array) -> Array:
+        H = frame.at(z).hessian
+        if not np.isfinite(H).all():  # SciPy would fail over it
+            require_steady(bends, np.sum(H, axis=0), frame.name)
+        return H
+
     rough = minimize(  # type: ignore[call-overload]
         lambda z: frame.at(z).value,
         np.zeros(frame.start.size),
         jac=lambda z: frame.at(z).gradient,
-        hess=lambda z: frame.at(z).hessian,
+        hess=bend,
         method="trust-exact",
         options=options,
     )
@@ -205,7 +226,7 @@ def _polished(frame: _Frame, z: Array, limit: float, faint: float) -> tuple[Arra
     """Newton steps in the curved directions until they no longer shrink: where, how far from zero, and how many."""
     norm, steps = np.inf, 0
     for _ in range(_POLISHING):
-        _, gradient, H = frame.at(z)
+        value, gradient, H = frame.at(z)
         spectrum, axes = curvature_axes(H)
         up = spectrum > faint * spectrum[-1]
         direction = -((axes[up] @ gradient) / spectrum[up]) @ axes[up]
@@ -213,7 +234,10 @@ def _polished(frame: _Frame, z: Array, limit: float, faint: float) -> tuple[Arra
         slope = axes[~up & (np.abs(spectrum) <= FAINT * spectrum[-1])] @ gradient
         decrement = max(0.0, -float(gradient @ direction)) + float(slope @ slope)
         previous, norm = norm, float(np.sqrt(decrement * frame.problem.n))
-        if norm <= limit or norm >= previous or not np.isfinite(frame.at(z + direction).value):
+        if norm <= limit or norm >= previous:
+            break
+        # on the way to an asymptote the curvature is next to nothing, and a step without it may lead anywhere
+        if not frame.at(z + direction).value <= value + decrement + _RISEN * abs(value):
             break
         z, steps = z + direction, steps + 1
     return z, norm, steps

@@ -293,7 +293,7 @@ def _latent_sites(trace: Trace, plate: str) -> list[str]:
                 "model",
                 f"without latent sites inside the plate {plate!r}, of which every row would bring its own",
                 f"the site {name!r}",
-                "integrate it out, or sample this model with NUTS",
+                "pass obs= if it is observed; else integrate it out, or sample this model with NUTS",
             )
         if _inside(site, plate) and others:
             raise InvalidInput(

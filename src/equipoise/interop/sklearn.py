@@ -8,7 +8,6 @@ error, so that the estimate is `Ridge(alpha)`'s; for classes it is the negative 
 from __future__ import annotations
 
 import warnings
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
@@ -21,7 +20,8 @@ from equipoise.arrays import Array
 from equipoise.calibration.calibration import Calibration, calibrate
 from equipoise.checks import is_number, one_of, probability, shown
 from equipoise.data.arrays import rows
-from equipoise.errors import EquipoiseWarning, InfeasibleTarget, InvalidInput
+from equipoise.errors import EquipoiseWarning, FitFailed, InfeasibleTarget, InvalidInput
+from equipoise.interop.softmax import contrasts, softmax
 from equipoise.models.glm import glm
 from equipoise.models.problem import Model
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from equipoise.calibration.aims import Target
-    from equipoise.models.general.model import Model as LossModel
 
     MatrixLike: TypeAlias = pd.DataFrame | ArrayLike
     RandomState: TypeAlias = int | np.random.RandomState | None
@@ -62,6 +61,10 @@ class _Calibrated(BaseEstimator):  # type: ignore[misc]
         """The arrays of a fit; rows that count for nothing are left out."""
         if not (is_number(self.alpha) and 0.0 <= self.alpha < np.inf):
             raise InvalidInput("alpha", "zero or positive", shown(self.alpha), "0 is no penalty")
+        if isinstance(self.target, str) and self.target.startswith("CRV"):
+            raise InvalidInput(
+                "target", "one that needs no clusters", repr(self.target), "use eq.calibrate(clusters=...)"
+            )
         design, response = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2, **options)
         if sample_weight is None:
             return design, response, None
@@ -84,20 +87,32 @@ class _Calibrated(BaseEstimator):  # type: ignore[misc]
         try:
             with warnings.catch_warnings():
                 # a run on a part of the directions has other coordinates than the columns
-                warnings.filterwarnings("error", "the scores do not vary", EquipoiseWarning)
+                warnings.filterwarnings("error", "the (scores do not vary|loss is flat)", EquipoiseWarning)
                 return calibrate(model, data, target=self.target, ess=self.ess, seed=seed, progress=False)
-        except (InfeasibleTarget, EquipoiseWarning):
+        except FitFailed as failure:
+            words = (
+                str(failure)
+                .replace("add a prior (prior_precision=...)", "raise alpha")
+                .replace("add a prior", "raise alpha")
+            )
+            raise FitFailed(words, failure.columns) from failure
+        except (InfeasibleTarget, EquipoiseWarning) as problem:
+            if "the loss is flat" in str(problem):
+                raise FitFailed(
+                    "the coefficients are not determined: columns are collinear (or constant zero). To fix: drop some of "
+                    "them, or raise alpha."
+                ) from problem
             if not isinstance(self.target, str) or self.target == "posterior":
                 raise
-            found = calibrate(model, data, target="posterior", ess=self.ess, seed=seed, progress=False)
-            warnings.warn(
-                f"target: the {self.target} covariance of these rows has directions without variance (too few different "
-                "rows, or residuals that vanish), so that the draws have the posterior's instead. "
-                "To fix: give more rows, or use target='posterior'.",
-                EquipoiseWarning,
-                stacklevel=3,
-            )
-            return found
+        found = calibrate(model, data, target="posterior", ess=self.ess, seed=seed, progress=False)
+        warnings.warn(
+            f"target: the {self.target} covariance of these rows has directions without variance (collinear columns, too "
+            "few different rows, or residuals that vanish), so that the draws have the posterior's instead. To fix: drop "
+            "collinear columns, give more rows, or use target='posterior'.",
+            EquipoiseWarning,
+            stacklevel=3,
+        )
+        return found
 
     def _design(self, X: Array) -> Array:
         """The columns of the linear predictor: those of X after the intercept's."""
@@ -219,7 +234,8 @@ class CalibratedRegressor(RegressorMixin, _Calibrated):  # type: ignore[misc]
 
     def predict_interval(self, X: MatrixLike, level: float = 0.95, kind: str = "mean") -> Array:
         """Intervals (rows, 2) for the mean response, or with `kind="observation"` for a new response."""
-        found = self.calibration_.predict(self._new(X), interval=probability("level", level), kind=kind)
+        design = self._new(X)
+        found = self.calibration_.predict(design, interval=probability("level", level), kind=kind)
         return found[["lower", "upper"]].to_numpy()
 
 
@@ -274,8 +290,8 @@ class CalibratedClassifier(ClassifierMixin, _Calibrated):  # type: ignore[misc]
             self.calibration_ = self._run(model, data)
         else:
             again = slice(None) if weight is None else np.repeat(np.arange(len(x)), weight.astype(int))
-            softmax = _softmax(len(self.classes_), tuple(self._precision()))
-            self.calibration_ = self._run(softmax, {"x": design[again], "y": codes[again]})
+            loss = softmax(len(self.classes_), tuple(self._precision()))
+            self.calibration_ = self._run(loss, {"x": design[again], "y": codes[again]})
         self.coef_, self.intercept_ = self._split(self._rows_of(self.calibration_.fit.theta))
         errors = self._spread(self.calibration_.tuning.target)
         self.std_errors_, self.intercept_std_error_ = self._split(errors)
@@ -335,14 +351,14 @@ class CalibratedClassifier(ClassifierMixin, _Calibrated):  # type: ignore[misc]
         """Flat parameters as one row of columns for each class; of two classes the second alone."""
         if len(self.classes_) == 2:
             return theta[..., None, :]
-        basis = _contrasts(len(self.classes_))
+        basis = contrasts(len(self.classes_))
         return basis @ theta.reshape(*theta.shape[:-1], basis.shape[1], -1)
 
     def _spread(self, cov: Array) -> Array:
         """Standard errors in the same shape."""
         if len(self.classes_) == 2:
             return np.sqrt(np.diag(cov))[None]
-        basis = _contrasts(len(self.classes_))
+        basis = contrasts(len(self.classes_))
         free = basis.shape[1]
         blocks = cov.reshape(free, -1, free, len(cov) // free)
         return np.sqrt(np.einsum("ki,iclc,kl->kc", basis, blocks, basis))
@@ -369,32 +385,3 @@ def _scale(design: Array, y: Array, weight: Array | None, precision: Array) -> f
     if squares <= _EXACT**2 * float(w @ y**2):
         return 1.0
     return float(np.sqrt(squares / max(w.sum() - used, 1.0)))
-
-
-@lru_cache(maxsize=32)
-def _contrasts(classes: int) -> Array:
-    """An orthonormal basis of the vectors that sum to zero, as columns: with them no direction of a softmax is flat."""
-    centred = np.eye(classes) - 1.0 / classes
-    return np.ascontiguousarray(np.linalg.svd(centred)[0][:, : classes - 1])
-
-
-@lru_cache(maxsize=16)
-def _softmax(classes: int, precision: tuple[float, ...]) -> LossModel:
-    """The softmax loss of rows x with class y; kept, since compiling it takes longer than a fit of few rows."""
-    try:
-        import jax.numpy as jnp
-        from jax.nn import logsumexp
-
-        from equipoise.models.general.model import Model as LossModel
-    except ImportError as error:
-        raise InvalidInput(
-            "jax", "installed for more than two classes", "no such package", "run: pip install 'equipoise[general]'"
-        ) from error
-    basis = _contrasts(classes)
-
-    def loss(params: Any, observation: Any) -> Any:
-        eta = jnp.asarray(basis) @ (params @ observation["x"])
-        return logsumexp(eta) - eta[observation["y"]]
-
-    init = np.zeros((classes - 1, len(precision)))
-    return LossModel(loss, init=init, prior_precision=np.tile(precision, classes - 1))

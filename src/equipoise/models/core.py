@@ -28,7 +28,8 @@ class Chances(NamedTuple):
     @staticmethod
     def of(v: Array, n: int) -> Chances:
         """Such that about 33,000 of n rows are kept, by what some rows tell of their sizes."""
-        low, high = 0.0, float(v.max()) or 1.0
+        # rows may be larger than any of these; beyond all of them n·mean (v/large)² are kept
+        low, high = 0.0, max(float(v.max()), float(np.sqrt(np.mean(v**2) * n / _CORE))) or 1.0
         for _ in range(_HALVINGS):
             middle = 0.5 * (low + high)
             kept = n * float(np.mean(np.minimum((v / middle) ** 2, 1.0)))

@@ -37,6 +37,10 @@ class Divergence(Protocol):
         ...
 
 
+# Ends of a response of which nothing is known but that it is finite, as every row is read to be.
+_ANY = (-np.finfo(float).max, np.finfo(float).max)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class GLM(Card):
     """A generalised linear model with a Gaussian prior; make one with `eq.glm`.
@@ -100,8 +104,7 @@ class GLM(Card):
         """
         source = as_rows(data)
         # every family takes an interval: the rows are looked at one by one only where an end is not in it
-        ends = source.extremes
-        if ends is None or not self.family.valid(np.array(ends)).all():
+        if not self.family.valid(np.array(source.extremes or _ANY)).all():
             self._require_valid(source)
         if source.of_trials and self.family.law != "bernoulli":
             raise InvalidInput(

@@ -17,7 +17,6 @@ from equipoise.models.passes import (
     AbsolutePass,
     Both,
     CorePass,
-    CoreSums,
     CrossPass,
     CurvaturePass,
     CurvatureSums,
@@ -25,6 +24,7 @@ from equipoise.models.passes import (
     Leveraging,
     ScatterPass,
     ThirdPass,
+    standing_rows,
 )
 from equipoise.models.rowwise import StackedSums
 from equipoise.models.sums import derivatives
@@ -67,7 +67,7 @@ class LinearCurvature:
     stacked: StackedSums | None = None
     absolute: Array | None = None
     other: Leveraging | None = None
-    _last: dict[bytes, tuple[CurvatureSums, CoreSums | None]] = field(default_factory=dict, repr=False, compare=False)
+    _last: dict[bytes, CurvatureSums] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def travels(self) -> bool:
@@ -76,11 +76,11 @@ class LinearCurvature:
 
     def quadratic(self, S: Array) -> Array:
         """mean h_n² (x_nᵀ S x_n) x_n x_nᵀ."""
-        return symmetric(self._sums(S)[0].quadratic[self._rule]) / self.problem.source.n
+        return symmetric(self._sums(S).quadratic[self._rule]) / self.problem.source.n
 
     def third(self, S: Array) -> Array:
         """mean t_n (x_nᵀ S x_n) x_n."""
-        return self._sums(S)[0].third / self.problem.source.n
+        return self._sums(S).third / self.problem.source.n
 
     def third_along(self, vectors: Array) -> Array:
         """mean t_n (x_nᵀv)² x_n."""
@@ -116,21 +116,20 @@ class LinearCurvature:
         """
         some, whole = self.sampled(count), self._fourth(S)
         if some is not self and abs(some._fourth(S) - whole) > ALIKE * whole:
-            core = self._sums(S)[1] or self.problem.source.reduce(self._core_pass(*_rooted(S)))
-            some = LinearCurvature(
-                replace(self.problem, source=core.rows(self.problem.source)), self.theta, self.leverage
-            )
+            source = self.problem.source
+            core = standing_rows(self._sums(S).kept or source.reduce(self._core_pass(*_rooted(S))).kept, source)
+            some = LinearCurvature(replace(self.problem, source=core), self.theta, self.leverage)
         return some if abs(some._fourth(S) - whole) <= ALIKE * whole else self
 
     def _fourth(self, S: Array) -> float:
-        return float(self._sums(S)[0].fourth[self._rule]) / self.problem.source.n
+        return float(self._sums(S).fourth[self._rule]) / self.problem.source.n
 
     def with_core(self, f: Callable[[Rows], Sums]) -> tuple[Sums, Rows]:
         """What a pass sums up, and rows that stand for all by their leverages, from the same reading."""
         source = self.problem.source
         inverse = np.linalg.inv(self.sampled(_LOT).problem.derivatives(self.theta, 2).hessian).astype(np.float64)
         both = source.reduce(Both(f, self._core_pass(*_rooted(inverse))))
-        return both.first, both.second.rows(source)
+        return both.first, standing_rows(both.second.kept, source)
 
     def _core_pass(self, matrix: Array, root: Array | None) -> CorePass:
         """The pass that keeps about 33,000 rows, by what a sample tells of their sizes."""
@@ -195,19 +194,16 @@ class LinearCurvature:
         """Which of the rules that passes are made for is its own."""
         return int(self.leverage is not None and self.other is not None)
 
-    def _sums(self, S: Array) -> tuple[CurvatureSums, CoreSums | None]:
+    def _sums(self, S: Array) -> CurvatureSums:
         """The sums against S, and rows that stand for all where a further pass would cost as much."""
         key = S.tobytes()
         if key not in self._last:
             source, (matrix, root) = self.problem.source, _rooted(S)
+            chances = None if source.in_memory or source.n <= _LOT else self._core_pass(matrix, root).chances
             rules = (self.leverage,) if self.other is None else (None, self.other)
-            f = CurvaturePass(self.problem.model, self.theta, matrix, root, rules)
+            found = source.reduce(CurvaturePass(self.problem.model, self.theta, matrix, root, rules, chances))
             self._last.clear()
-            if source.in_memory or source.n <= _LOT:
-                self._last[key] = source.reduce(f), None
-            else:
-                both = source.reduce(Both(f, self._core_pass(matrix, root)))
-                self._last[key] = both.first, both.second
+            self._last[key] = found
         return self._last[key]
 
 

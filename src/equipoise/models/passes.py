@@ -45,6 +45,7 @@ __all__ = [
     "ScatterSums",
     "ThirdPass",
     "ThirdSums",
+    "standing_rows",
 ]
 
 
@@ -218,18 +219,22 @@ class ScatterPass:
 
 
 class CurvatureSums(NamedTuple):
-    """Σ h² (xᵀSx) x xᵀ for each rule by which rows are drawn, Σ t (xᵀSx) x, and Σ (h xᵀSx)⁴, which no rare row escapes."""
+    """Σ h² (xᵀSx) x xᵀ for each rule by which rows are drawn, Σ t (xᵀSx) x, and Σ (h xᵀSx)⁴, which no rare row escapes.
+
+    And rows that were kept, if they were asked for: see `CoreSums`.
+    """
 
     quadratic: Array
     third: Array
     fourth: Array
+    kept: tuple[Array, ...]
 
 
 @dataclass(frozen=True)
 class CurvaturePass:
     """Second and third derivatives at θ against a symmetric matrix S; one reading of the rows gives both.
 
-    `rules` say how rows are drawn: by leverages, or None for all alike.
+    `rules` say how rows are drawn: by leverages, or None for all alike; `chances`, which are kept besides.
     """
 
     model: GLM
@@ -237,6 +242,7 @@ class CurvaturePass:
     S: Array
     root: Array | None
     rules: tuple[Leveraging | None, ...]
+    chances: Chances | None = None
 
     def __call__(self, rows: Rows) -> CurvatureSums:
         """Sums over one block."""
@@ -248,19 +254,14 @@ class CurvaturePass:
             matrix, third = gram_and_sum(rows.x, counted(rows, square), counted(rows, q * t))
             quadratic.append(matrix)
             fourth.append(float(np.sum(counted(rows, (square * q) ** 2))))
-        return CurvatureSums(np.stack(quadratic), third, np.array(fourth))
+        kept = () if self.chances is None else (_kept(rows, np.abs(h) * q, self.chances),)
+        return CurvatureSums(np.stack(quadratic), third, np.array(fourth), kept)
 
 
 class CoreSums(NamedTuple):
     """Rows that were kept: columns, response, weight, offset, observations in it and the chance it had, side by side."""
 
     kept: tuple[Array, ...]
-
-    def rows(self, like: Source[Rows]) -> Rows:
-        """Those rows as if they were all: such as were kept by chance share the observations that the others leave."""
-        *x, y, weights, offset, counts, chance = np.concatenate(self.kept).T
-        times = standing(counts, chance, like.n)
-        return Rows(np.stack(x, axis=1), y, weights, offset, like.names, frequency=times)
 
 
 @dataclass(frozen=True)
@@ -275,18 +276,29 @@ class CorePass:
 
     def __call__(self, rows: Rows) -> CoreSums:
         """Those of one block."""
-        v = self.sizes(rows)
-        chance = self.chances(v)
-        index = np.flatnonzero(lots(v) < chance)
-        some, one = rows.take(index), np.ones(len(index))
-        weights = one if some.weights is None else some.weights
-        offset = 0.0 * one if some.offset is None else some.offset
-        return CoreSums((np.column_stack([some.x, some.y, weights, offset, some.counts, chance[index]]),))
+        return CoreSums((_kept(rows, self.sizes(rows), self.chances),))
 
     def sizes(self, rows: Rows) -> Array:
         """v of every row."""
         (h,) = derivatives(self.model.loss, rows, self.theta, 2)
         return np.abs(h) * forms(rows.x, self.S, self.root)
+
+
+def _kept(rows: Rows, v: Array, chances: Chances) -> Array:
+    """Rows of a block that their sizes and chances choose."""
+    chance = chances(v)
+    index = np.flatnonzero(lots(v) < chance)
+    some, one = rows.take(index), np.ones(len(index))
+    weights = one if some.weights is None else some.weights
+    offset = 0.0 * one if some.offset is None else some.offset
+    return np.column_stack([some.x, some.y, weights, offset, some.counts, chance[index]])
+
+
+def standing_rows(kept: tuple[Array, ...], like: Source[Rows]) -> Rows:
+    """Rows that were kept as if they were all: such as were kept by chance share the observations that the others leave."""
+    *x, y, weights, offset, counts, chance = np.concatenate(kept).T
+    times = standing(counts, chance, like.n)
+    return Rows(np.stack(x, axis=1), y, weights, offset, like.names, frequency=times)
 
 
 class ThirdSums(NamedTuple):

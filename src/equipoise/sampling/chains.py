@@ -102,8 +102,16 @@ class Chains(Card):
                 f"shape {np.shape(draws)}",
                 "reshape them",
             )
-        names = tuning.predicted.moments.names or tuple(f"x{j}" for j in range(tuning.dim))
         every = whole("thin", thin, 1, "pass an int")
+        names = tuning.predicted.moments.names or tuple(f"x{j}" for j in range(tuning.dim))
+        still = [name for name, values in zip(names, array.T, strict=True) if np.ptp(values) == 0.0]
+        if still:
+            raise InvalidInput(
+                "draws",
+                "moving in every parameter",
+                f"one value throughout for {', '.join(still[:5])}",
+                "store a copy of each iterate",
+            )
         return cls(array, names, every, 0, 0, FlatLayout(names), group=group_of(tuning))
 
     def tree(self, gb: float = 4.0) -> object:

@@ -6,14 +6,14 @@ of its terms is the mean over all rows of e_n^(k−1) times the product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.linalg import blocks, symmetric, tree_sum
+from equipoise.linalg import blocks, cores, fixed_order, symmetric, tree_sum
 
 __all__ = ["Expansion", "FullExpansion", "RankOneExpansion", "expanded_rows"]
 
@@ -115,21 +115,21 @@ class RankOneExpansion:
 
     def quadratics(self, X: Array) -> Array:
         """mean e h² (xᵀ X_i x) x xᵀ."""
-        weight = self.emphasis * self.h**2
+        weight, forms = self.emphasis * self.h**2 * self.share, _packed(X).T
 
-        def part(rows: slice, outer: Array) -> Array:
-            return (outer @ _flat(X).T * (weight * self.share)[rows, None]).T @ outer
+        def part(rows: slice, pairs: Array) -> Array:
+            return (pairs @ forms * weight[rows, None]).T @ pairs
 
         return self._sum(part)
 
     def cubics(self, X: Array) -> Array:
         """mean e² h³ X[x, x, x] x x x."""
-        weight = self.emphasis**2 * self.h**3 * self.share
+        weight, forms = self.emphasis**2 * self.h**3 * self.share, _packed(X).T
 
-        def part(rows: slice, outer: Array) -> Array:
+        def part(rows: slice, pairs: Array) -> Array:
             x = self.x[rows]
-            forms = np.einsum("ni,ni->n", outer @ _flat(X).T, x)
-            return (x * (weight[rows] * forms)[:, None]).T @ outer
+            scalar = np.einsum("ni,ni->n", pairs @ forms, x)
+            return (x * (weight[rows] * scalar)[:, None]).T @ pairs
 
         return self._sum(part)
 
@@ -147,30 +147,45 @@ class RankOneExpansion:
     def _tensor(self, weight: Array) -> Array:
         """mean of weight · x x x."""
         scaled = self.x * (weight * self.share)[:, None]
-        return self._sum(lambda rows, outer: scaled[rows].T @ outer)
+        return self._sum(lambda rows, pairs: scaled[rows].T @ pairs)
 
     def _sum(self, part: Part) -> Array:
-        """Σ part over blocks of rows, given x xᵀ of each row, flat."""
+        """Σ part over blocks of rows, given the products of every pair of a row's columns, on all cores in a fixed order."""
         n, dim = self.x.shape
 
-        def parts() -> Iterator[_Tensor]:
-            for rows in blocks(n, dim * dim):
-                x = self.x[rows]
-                yield _Tensor(part(rows, (x[:, :, None] * x[:, None, :]).reshape(len(x), -1)))
+        def made(rows: slice) -> _Tensor:
+            return _Tensor(part(rows, _pairs(self.x[rows])))
 
-        return tree_sum(parts()).total.reshape(-1, dim, dim)
+        with fixed_order(), ThreadPoolExecutor(cores()) as pool:
+            total = tree_sum(pool.map(made, blocks(n, dim * dim))).total
+        first, second = np.triu_indices(dim)
+        full = np.empty((len(total), dim, dim))
+        full[:, first, second] = full[:, second, first] = total
+        return full
 
 
 class Part(Protocol):
-    """A matrix with D² columns made of a block of rows."""
+    """A matrix with a column for every pair of columns, made of a block of rows."""
 
-    def __call__(self, rows: slice, outer: Array, /) -> Array:
+    def __call__(self, rows: slice, pairs: Array, /) -> Array:
         """Of these rows."""
         ...
 
 
-def _flat(X: Array) -> Array:
-    return X.reshape(len(X), -1)
+def _pairs(x: Array) -> Array:
+    """x_i x_j, i ≤ j, of each row: half of what the products of all columns take."""
+    n, dim = x.shape
+    made, start = np.empty((n, dim * (dim + 1) // 2)), 0
+    for i in range(dim):
+        np.multiply(x[:, i : i + 1], x[:, i:], out=made[:, start : start + dim - i])
+        start += dim - i
+    return made
+
+
+def _packed(X: Array) -> Array:
+    """What x_i x_j, i ≤ j, are multiplied by in the form xᵀ X_k x of each matrix."""
+    first, second = np.triu_indices(X.shape[1])
+    return np.where(first == second, X[:, first, second], X[:, first, second] + X[:, second, first])
 
 
 @dataclass(frozen=True)

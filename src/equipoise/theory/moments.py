@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Bound", "Moments"]
 
 
-_DIAGONAL = 1e-13  # of the largest entry: what is left beside a diagonal is rounding
+_DIAGONAL = 20.0  # times D roundings of the largest entry: no more beside a diagonal is rounding
 _THIRD_ROWS = 20_000  # rows whose third derivatives are averaged, at most: a law of so many draws is all but normal
 _NAMED, _SHARE = (
     4,
@@ -106,7 +106,7 @@ class Moments(Card):
         J = congruent(basis.T, self.loss_hessian)
         d = np.diag(J)
         # often they are the Hessian's own: then nothing is left of a product of matrices
-        own = np.abs(J - np.diag(d)).max() <= _DIAGONAL * np.abs(d).max()
+        own = np.abs(J - np.diag(d)).max() <= _DIAGONAL * len(d) * np.finfo(float).eps * np.abs(d).max()
         return lambda S: symmetric(curvature.quadratic(S) - (np.outer(d, d) * S if own else congruent(J, S)))
 
     def noise_peak(self, basis: Array, dynamics: Dynamics, error: float) -> float | None:

@@ -35,8 +35,9 @@ _LARGEST = 50  # parameters up to which tensors D×D×D are made
 _NEGLIGIBLE = 0.05  # γbρ up to which small batches change the shape too little to look at rows again
 _SETTLED = 1e-10  # relative change at which the iteration for small batches stops
 _AGREED = 1e-2  # and one that will do where it would take too long: the equation is one to leading order itself
-_ITERATIONS = 200
+_LEAST, _ITERATIONS = 4, 200
 _WORK = 1e9  # operations of all iterations
+_FULL = 1e-12  # |1 − γ| up to which a step is a full one
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,14 @@ class Cumulant:
 
     def solved(self) -> Array:
         """The solution; with plain gradients the leading order. NaN where the iteration finds none."""
-        found = self.leading()
         if self.plain or self.batch.second == 0.0:
-            return found
-        fixed, change = self._source + self._batches, np.inf
-        for _ in range(int(np.clip(_WORK / self.rows.cost, 4, _ITERATIONS))):
+            return self.leading()
+        fixed, change, most = self._source + self._batches, np.inf, _WORK / self.rows.cost
+        enough, found = _SETTLED if most >= _LEAST else _AGREED, fixed / self._resistance
+        for _ in range(int(np.clip(most, _LEAST, _ITERATIONS))):
             before, found = found, (fixed + self._carried(found)) / self._resistance
             change = float(np.abs(found - before).max() / max(np.abs(found).max(), np.finfo(float).tiny))
-            if change <= _SETTLED:
+            if change <= enough:
                 break
         return found if change <= _AGREED else np.full_like(found, np.nan)
 
@@ -137,15 +138,19 @@ class Cumulant:
         p, S, J, T = self.rates[:, None, None], self.spread, self.hessian, self._third
         mixed, bent = self.rows.mixed(S), np.einsum("iab,ab->i", T, S)
         between = S @ T @ S
+        images = self.rows.quadratics(between)
         # E e_i (Pe)_j Q[e,e]_k
         JS = J @ S
         coupled = np.einsum("jak,ai->ijk", mixed, S, optimize=True)
         coupled -= 0.5 * JS.T[:, :, None] * bent + np.einsum("ja,kai->ijk", J, between, optimize=True)
         total = self.batch.second * _placed(p * (coupled + coupled.transpose(0, 2, 1)))
-        total -= self.batch.second * _placed(self._scatter(S @ (T + self.rows.prior) @ S))
+        scatter = images - J @ between @ J
+        if self.rows.prior.any():
+            scatter += self._scatter(S @ self.rows.prior @ S)
+        total -= self.batch.second * _placed(scatter)
         # E (Pe)_j (Pe)_k Q[e,e]_i
         crossed = np.einsum("jai,ak->ijk", mixed, S @ J, optimize=True)
-        square = self.rows.squares(S) - self.rows.quadratics(between) - (crossed + crossed.transpose(0, 2, 1))
+        square = self.rows.squares(S) - images - (crossed + crossed.transpose(0, 2, 1))
         square += 2.0 * (J @ between @ J) + bent[:, None, None] * (JS @ J - 0.5 * self.rows.quadratics(S[None])[0])
         return total - self.batch.third * _placed(square)
 
@@ -154,7 +159,8 @@ class Cumulant:
         p, S, J, m = self.rates[:, None, None], self.spread, self.hessian, self.shift
         apart = m[:, None, None] * S
         moments = cumulant + _placed(apart)
-        kept = _placed(p * self._scatter(moments - apart))
+        # a full step carries nothing over
+        kept = _placed(p * self._scatter(moments - apart)) if np.abs(p).max() > _FULL else 0.0
         bent = np.einsum("ia,abc->ibc", J, moments, optimize=True)
         all_bent = np.einsum("abc,jb,kc->ajk", bent, J, J, optimize=True)
         cubic = self.rows.cubics(moments) - _placed(self.rows.quadratics(bent)) + 2.0 * all_bent

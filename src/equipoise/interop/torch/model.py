@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from equipoise.data.observed import Observations
 from equipoise.engines.engine import Engine, Guard
 from equipoise.errors import InvalidInput
 from equipoise.interop.torch.engine import torch_engine
-from equipoise.interop.torch.functions import Functions
+from equipoise.interop.torch.functions import Functions, mapped
 from equipoise.models.general.observing import observations
 from equipoise.models.general.prior import Prior, gaussian_prior
 from equipoise.models.general.problem import GeneralProblem, Padded
@@ -29,6 +29,9 @@ from equipoise.models.problem import CUSTOM, Title
 from equipoise.theory.tuning import Tuning
 
 __all__ = ["Model", "TorchProblem"]
+
+# Difference of two losses of one row that rounding explains, where a module computes in float32.
+_SAME = 1e-4
 
 
 @checked_fields
@@ -209,9 +212,29 @@ class TorchProblem(GeneralProblem):
                 "loss", f"one number for each row, shape ({some.size},) for {some.size} rows", given,
                 "use reduction='none', and squeeze outputs of width one",
             )  # fmt: skip
+        self._check_rows(torch.from_numpy(start), some.rows, found)
         value = self.derivatives(start, 0).value
         if not np.isfinite(value):
             raise InvalidInput("module", "weights where the loss is finite", f"mean loss {value}", "start elsewhere")
+
+    def _check_rows(self, start: Any, rows: Any, found: Any) -> None:
+        """Refuse a module that draws numbers of its own, and one whose rows change with the others of their batch."""
+        again = self.functions.each(start, rows)
+        for other, given, remedy in (
+            (again, "other losses when called again", "leave out dropout and other noise in evaluation mode"),
+            (self._alone(start, rows, len(found)), "losses that change with the other rows of a batch",
+             "leave out batch norm without running averages, means over a batch and sequences whose first axis is time"),
+        ):  # fmt: skip
+            if found.isfinite().all() and not torch.allclose(other, found, rtol=_SAME, atol=_SAME):
+                raise InvalidInput("module, loss", "a function of each row by itself", given, remedy)
+
+    def _alone(self, start: Any, rows: Any, count: int) -> Any:
+        """The loss of each row in a batch of its own; NaN where a module refuses such a batch."""
+        try:
+            each = [mapped(partial(_row, k), rows) for k in range(count)]
+            return torch.stack([self.functions.row(start, row) for row in each])
+        except Exception:  # whatever the user's module raises of one row, it has just taken several
+            return torch.full((count,), torch.nan, dtype=torch.float64)
 
     def padded(self, block: Columns, length: int) -> Padded:
         """A block as PyTorch takes it, its last row repeated until it has `length`."""
@@ -248,6 +271,10 @@ def _tensors(data: Any) -> tuple[Any, Any]:
             [_numpy(a) for a in y]
         )
     return np.stack([_numpy(a) for a in x]), np.stack([_numpy(a) for a in y])
+
+
+def _row(k: int, a: Any) -> Any:
+    return a[k]
 
 
 def _numpy(a: Any) -> Any:
