@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 
@@ -17,6 +18,7 @@ __all__ = ["ALIKE", "Chances", "lots", "standing"]
 ALIKE = 0.1  # by how much the mean v⁴ of rows that stand for all may differ from that of all
 _CORE, _EVEN = 1 << 15, 1 << 13  # rows that are kept: by their v, and alike at the least
 _HALVINGS = 40  # in which a size is found
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Chances(NamedTuple):
@@ -42,12 +44,26 @@ class Chances(NamedTuple):
 
 
 def lots(v: Array) -> Array:
-    """Numbers from 0 to 1 that are as good as drawn, from the last digits of others (Fibonacci hashing).
+    """Numbers from 0 to 1 that are as good as drawn, from the last digits of others (Fibonacci hashing, twice).
 
-    Rounded to single precision first, so that hardly any depends on the order of a sum.
+    Rounded to single precision first, so that hardly any depends on the order of a sum. Where factors alone give few sizes,
+    rows of one size are told apart by their order.
     """
-    digits = v.astype(np.float32).view(np.uint32).astype(np.uint64)
-    return (digits * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    digits = v.astype(np.float32).view(np.uint32)
+    mixed = (digits + (_before(digits) << np.uint64(32))) * _GOLDEN
+    return ((mixed ^ mixed >> np.uint64(32)) * _GOLDEN >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _before(digits: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    """How often a number came before; zero throughout where most come once, which chance makes equal now and then."""
+    ordered = np.sort(digits)
+    if 2 * np.count_nonzero(ordered[1:] != ordered[:-1]) >= len(digits) - 1:
+        return np.zeros(len(digits), np.uint64)
+    order, place = np.argsort(digits, kind="stable"), np.arange(len(digits), dtype=np.uint64)
+    first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=~ordered[:1]) != 0, place, np.uint64(0)))
+    before = np.empty(len(digits), np.uint64)
+    before[order] = place - first
+    return before
 
 
 def standing(counts: Array, chance: Array, n: int) -> Array:
