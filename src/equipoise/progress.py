@@ -59,7 +59,9 @@ class Progress:
             TextColumn("{task.percentage:3.0f}%"),
             TimeRemainingColumn(),
         )
-        bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        console = Console(stderr=True)
+        # into a file or a pipe rich would write an empty line for every bar
+        bar = Bar(*columns, console=console, transient=True, disable=not (console.is_terminal or console.is_jupyter))
         bar.start()
         return bar, bar.add_task(self._label, total=self._total)
 
