@@ -129,11 +129,6 @@ def test_not_finite_data_through_every_verb(case) -> None:
 # dynamics and sampling
 
 
-@pytest.mark.parametrize("value", [0, -3, 2.5, True, np.nan, np.inf, None, "many", [10]])
-def test_batch_size(value) -> None:
-    refused("batch_size", repr(value), lambda: eq.Dynamics(value))
-
-
 def test_a_batch_larger_than_the_data(case) -> None:
     model, data, m, _ = case
     too_large = eq.Dynamics(101)

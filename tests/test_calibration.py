@@ -141,11 +141,6 @@ def test_predicted_intervals_are_numpys_quantiles(family, draws, make_data, make
         np.testing.assert_allclose(found[["lower", "upper"]].to_numpy().T, expected, rtol=1e-12, atol=1e-14)
 
 
-def test_one_default_interval(cal, make_data) -> None:
-    x, _ = make_data("poisson")
-    pd.testing.assert_frame_equal(cal.predict(x), cal.predict(x, interval=0.95))
-
-
 def test_memory_of_predictions_does_not_grow_with_rows_times_draws(make_data) -> None:
     x, y = make_data("poisson")
     cal = eq.calibrate(eq.glm("poisson"), (x, y), sampler="gaussian", draws=4000, chains=1)

@@ -363,13 +363,6 @@ def test_files_are_replaced_whole(run, csv: str, tmp_path: Path, monkeypatch: py
     assert sorted(path.name for path in tmp_path.iterdir()) == ["draws.csv", "page.html"]
 
 
-def test_long_runs_are_announced(run, csv: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.sampling.budget._LONG", 0.0)
-    result = run("fit", csv, "count ~ age", *QUICK)
-    assert result.code == 0
-    assert result.err.startswith("note: sampling will take about 0 minutes; give a checkpoint file")
-
-
 def test_version_and_help(run) -> None:
     assert run("--version").out == f"equipoise {eq.__version__}\n"
     for arguments in ((), ("--help",), ("fit", "--help"), ("plan", "-h"), ("theory", "--help")):

@@ -134,14 +134,6 @@ def test_a_loaded_run_summarises_predicts_and_diagnoses(saved, frame) -> None:
     assert law.covariance_floor(100, 3) == cal.tuning.predicted.covariance_floor(100, 3)
 
 
-def test_a_loaded_run_reports(saved, tmp_path) -> None:
-    pytest.importorskip("equipoise.report.page")
-    _, path = saved
-    page = eq.load(path).report(tmp_path / "out.html").read_text()
-    assert "visits" in page
-    assert "C(group)[T.b]" in page
-
-
 def test_a_loaded_run_can_be_saved_again(saved, tmp_path) -> None:
     _, path = saved
     loaded = eq.load(path)

@@ -262,16 +262,6 @@ def test_a_loaded_run_answers_what_needs_no_rows(cal, frame, tmp_path) -> None:
     np.testing.assert_allclose(back.attach(eq.glm("gaussian"), rows).vcov(clusters="firm"), cal.vcov(clusters="firm"))
 
 
-def test_a_clustered_run_keeps_its_degrees_of_freedom(frame, tmp_path) -> None:
-    cal = eq.calibrate(eq.glm("gaussian"), frame, "CRV3", formula=FORMULA, clusters="firm", sampler="gaussian", ess=200)
-    cal.save(tmp_path / "run.eqz")
-    back = eq.load(tmp_path / "run.eqz")
-    pd.testing.assert_frame_equal(back.tidy(), cal.tidy())
-    reach = (back.tidy().conf_high - back.tidy().estimate) / back.bse.to_numpy()
-    np.testing.assert_allclose(reach, st.t(24).ppf(0.975))
-    assert back.test("a = 0", use_f=True).df_denominator == 24
-
-
 def test_a_loss_of_ones_own(frame) -> None:
     import jax.numpy as jnp
 

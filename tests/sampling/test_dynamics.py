@@ -12,7 +12,6 @@ import pytest
 import equipoise as eq
 from equipoise.engines.cost import SPLIT
 from equipoise.engines.engine import Guard
-from equipoise.engines.lottery import Lottery
 from equipoise.sampling.checkpoint import Checkpoint
 
 DIM = 3
@@ -100,32 +99,6 @@ def test_a_coupled_control_variate_chain_of_squared_loss_is_its_proxy(linear):
         assert lost is None
         np.testing.assert_allclose(pairs[:, 0], pairs[:, 1], rtol=0, atol=1e-12)
         assert pairs.std() > 0.05
-
-
-@pytest.mark.parametrize("which", ["poisson", "robust"])
-def test_a_step_by_leverage_is_unbiased_for_curved_and_robust_losses(make_data, which):
-    x, y = make_data("poisson" if which == "poisson" else "gaussian", n=90, dim=DIM)
-    model = eq.glm("poisson") if which == "poisson" else eq.glm("gaussian", scale=1.2, divergence=eq.Beta(1.3))
-    problem = model.bind((x, y))
-    moments = eq.moments(problem, eq.fit(problem))
-    dynamics = eq.Dynamics(1, gradient="control-variate", batches="leverage")
-    tuning = eq.Tuning.at(moments, 0.02 * np.linalg.inv(moments.hessian), dynamics, noise=1e-4 * np.eye(DIM))
-    engine, start = problem.engine(tuning, Guard(np.inf, tuning.expected)), tuning.center + 0.2
-    lottery, loss = engine.program.lottery, problem.at_constant(tuning.constant).model.loss
-    # the mean over all rows of what one step does, with their probabilities: the step of the whole gradient
-    quiet = replace(engine.program, rows=engine.program.table, noise=np.zeros(DIM))
-    total = np.zeros(DIM)
-    for row in range(90):
-        alone = replace(quiet, rows=quiet.table, lottery=Lottery(np.full(90, row, np.uint64), lottery.weights))
-        state, out = engine.start(start, np.random.SeedSequence(0)), np.zeros((1, DIM))
-        with ThreadPoolExecutor(1) as pool:
-            replace(engine, program=alone).advance([state], 1, 1, [out], pool)
-        total += out[0] / lottery.weights[row] / 90
-    np.testing.assert_allclose(total, start - tuning.step @ problem.derivatives(start, 1).gradient, rtol=0, atol=1e-12)
-    eta = x @ tuning.center
-    sides = engine.program.table.sides
-    np.testing.assert_allclose(sides[:, 2], lottery.weights, rtol=1e-15)
-    np.testing.assert_allclose(sides[:, 3], -lottery.weights * loss.d1(eta, y, loss.constants), rtol=0, atol=1e-13)
 
 
 def test_the_guard_and_float32_rows_go_with_control_variates(make_data):

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
+from equipoise.linalg import Total
 from equipoise.models.sums import counted, derivatives
 
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM
 
-__all__ = ["DiagonalPass", "ProductPass", "VectorSums"]
-
-
-class VectorSums(NamedTuple):
-    """One number for every parameter."""
-
-    total: Array
+__all__ = ["DiagonalPass", "ProductPass"]
 
 
 @dataclass(frozen=True)
@@ -29,9 +24,9 @@ class ProductPass:
     theta: Array
     vector: Array
 
-    def __call__(self, rows: Rows) -> VectorSums:
+    def __call__(self, rows: Rows) -> Total:
         """Sums over one block."""
-        return VectorSums((_bend(self.model, self.theta, rows) * (rows.x @ self.vector)) @ rows.x)
+        return Total((_bend(self.model, self.theta, rows) * (rows.x @ self.vector)) @ rows.x)
 
 
 @dataclass(frozen=True)
@@ -41,9 +36,9 @@ class DiagonalPass:
     model: GLM
     theta: Array
 
-    def __call__(self, rows: Rows) -> VectorSums:
+    def __call__(self, rows: Rows) -> Total:
         """Sums over one block."""
-        return VectorSums(_bend(self.model, self.theta, rows) @ rows.x**2)
+        return Total(_bend(self.model, self.theta, rows) @ rows.x**2)
 
 
 def _bend(model: GLM, theta: Array, rows: Rows) -> Array:
