@@ -276,7 +276,6 @@ def test_an_unstable_step_says_how_much_smaller(run, csv: str) -> None:
 
 def test_absent_file_and_unknown_command(run) -> None:
     assert "existing CSV or Parquet file" in one_line(run("fit", "absent.csv", "y ~ x"))
-    assert "No such command" in one_line(run("fitt", "absent.csv"))
     assert "No such command" in one_line(run("bench"))
 
 

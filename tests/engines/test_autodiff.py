@@ -103,17 +103,6 @@ def test_path_of_other_dynamics(dynamics, case) -> None:
     np.testing.assert_allclose(mine.draws, theirs.draws, rtol=0, atol=1e-12)
 
 
-def test_thinning_and_burn_in_are_those_of_the_linear_engine(case) -> None:
-    glm, model, rows, data, m = case("bernoulli")
-    tuning = eq.tune(m, "sandwich", eq.Dynamics(20))
-    for options in ({"thin": 7, "burn_in": 5}, {"thin": 1, "burn_in": 30}, {"thin": "auto", "burn_in": "auto"}):
-        mine, theirs = (run(*pair, tuning, **options) for pair in ((model, data), (glm, rows)))
-        np.testing.assert_allclose(mine.draws, theirs.draws, rtol=0, atol=1e-12)
-        assert {k: v for k, v in mine.statistics.items() if k != "seconds"} == {
-            k: v for k, v in theirs.statistics.items() if k != "seconds"
-        }
-
-
 def test_chains_with_and_without_a_projection_take_the_same_path(case, monkeypatch) -> None:
     _, model, _, data, m = case("poisson", prior_precision=np.diag([1.0, 4.0, 9.0]) + 1.0, prior_mean=0.4)
     tuning = eq.tune(m, "sandwich", eq.Dynamics(20, 0.5, 8.0 * N))

@@ -353,16 +353,6 @@ def coupled(program, steps, curvature, thin=1):
     return count, state, proxy, out
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_the_proxy_of_squared_loss_is_the_chain(replacement):
-    program = build(weighted=True, prior=True, momentum=0.4, noise_scale=0.1, replacement=replacement, dim=4)
-    count, state, proxy, out = coupled(program, 400, np.full(60, 0.7**-2), thin=2)
-    assert (count, state.step) == ((200, False), 400)
-    np.testing.assert_allclose(out[:200, 1], out[:200, 0], rtol=0.0, atol=1e-12)
-    np.testing.assert_allclose(proxy, [state.position, state.velocity], rtol=0.0, atol=1e-12)
-    np.testing.assert_array_equal(out[:200, 0], run(program, 400, thin=2)[0])
-
-
 def test_the_proxy_of_a_curved_loss_is_its_taylor_chain_and_leaves_the_chain_alone():
     program = build("poisson", noise_scale=0.1, guard_radius2=0.5, prior=True)
     curvature = np.exp(program.base)

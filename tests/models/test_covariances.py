@@ -11,7 +11,6 @@ import statsmodels.api as sm
 from statsmodels.stats.sandwich_covariance import cov_cluster, cov_hac
 
 import equipoise as eq
-from equipoise.models.clustered import Grouped
 from equipoise.models.robust import KINDS, covariance
 from tests.known import DIVERGENCES, jax_loss
 
@@ -242,21 +241,6 @@ def test_clusters_and_lags_span_blocks(kind, panel, monkeypatch) -> None:
         monkeypatch.setattr("equipoise.linalg._BLOCK_ELEMENTS", elements)
         assert len(list(problem.source.blocks())) > 30
         close(eq.robust(problem, fit, kind=kind, **options), whole, 1e-11)
-
-
-def test_sums_by_cluster_join() -> None:
-    rng = np.random.default_rng(0)
-    labels, rows = rng.integers(0, 9, (60, 2)), rng.normal(size=(60, 3))
-    parts = []
-    for k in range(0, 60, 7):
-        found = pd.DataFrame(rows[k : k + 7]).groupby([*labels[k : k + 7].T]).sum()
-        parts.append(Grouped(np.array(found.index.to_list()), found.to_numpy()))
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    expected = pd.DataFrame(rows).groupby([labels[:, 0], labels[:, 1]]).sum()
-    np.testing.assert_array_equal(total.labels, np.array(expected.index.to_list()))
-    np.testing.assert_allclose(total.sums, expected.to_numpy(), rtol=1e-12)
 
 
 def test_labels_of_any_kind_say_the_same(panel) -> None:

@@ -24,14 +24,15 @@ from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
     Beside,
     Both,
+    DiagonalPass,
     LeverageWeight,
     LossPass,
     LossSums,
     MomentPass,
     MomentSums,
+    ProductPass,
 )
 from equipoise.models.problem import Derivatives
-from equipoise.models.products import DiagonalPass, ProductPass
 from equipoise.models.profile import profiled
 from equipoise.models.residuals import MiddlePass, ResidualPass, Scale, middle_pass, robust_scale
 from equipoise.models.rowwise import LinearRowwise, StackedPass, StackedSums

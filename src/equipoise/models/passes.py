@@ -32,6 +32,7 @@ __all__ = [
     "CrossPass",
     "CurvaturePass",
     "CurvatureSums",
+    "DiagonalPass",
     "ImagesPass",
     "LeverageWeight",
     "Leveraging",
@@ -39,6 +40,7 @@ __all__ = [
     "LossSums",
     "MomentPass",
     "MomentSums",
+    "ProductPass",
     "ScatterPass",
     "ThirdPass",
     "standing_rows",
@@ -331,3 +333,32 @@ class CrossPass:
         square = (rows.x @ self.basis) ** 2
         square *= counted(rows, g * h)[:, None]
         return Total(rows.x.T @ square)
+
+
+@dataclass(frozen=True)
+class ProductPass:
+    """Σ w ℓ'' (xᵀv) x at θ."""
+
+    model: GLM
+    theta: Array
+    vector: Array
+
+    def __call__(self, rows: Rows) -> Total:
+        """Sums over one block."""
+        return Total((_bend(self.model, self.theta, rows) * (rows.x @ self.vector)) @ rows.x)
+
+
+@dataclass(frozen=True)
+class DiagonalPass:
+    """Σ w ℓ'' x² at θ."""
+
+    model: GLM
+    theta: Array
+
+    def __call__(self, rows: Rows) -> Total:
+        """Sums over one block."""
+        return Total(_bend(self.model, self.theta, rows) @ rows.x**2)
+
+
+def _bend(model: GLM, theta: Array, rows: Rows) -> Array:
+    return counted(rows, *derivatives(model.loss, rows, theta, 2))
