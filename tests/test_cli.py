@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -48,11 +49,12 @@ def csv(frame: pd.DataFrame, tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-class Result:
+class Result(NamedTuple):
     """Exit code and output of one call of `main`."""
 
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
+    code: int
+    out: str
+    err: str
 
 
 @pytest.fixture

@@ -136,22 +136,6 @@ def test_a_sample_of_observations_is_a_sample_of_the_expanded_data() -> None:
     np.testing.assert_array_equal(*(eq.bind(model, data).subsample(80, 4).source.x for data in (short, long)))
 
 
-def test_robust_starts_trim_observations_and_not_rows() -> None:
-    """One row that counts many times is an outlier as often as it counts, and is left out as often as needed."""
-    rng = np.random.default_rng(0)
-    x = np.column_stack([np.ones(80), rng.normal(size=80)])
-    y = x @ [1.0, 2.0] + 0.1 * rng.normal(size=80)
-    y[:4] += 40.0
-    times = np.ones(80)
-    times[:4] = 7
-    every = np.repeat(np.arange(80), times.astype(int))
-    model = eq.glm("gaussian", divergence=eq.Beta(1.5), scale=0.1)
-    short, long = eq.data.rows(x, y, frequency=times), eq.data.rows(x[every], y[every])
-    found, wanted = eq.fit(model, short), eq.fit(model, long)
-    close(found.theta, wanted.theta)
-    np.testing.assert_allclose(found.theta, [1.0, 2.0], atol=0.1)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_relaxations_keep_a_share_of_the_observations(family) -> None:
     model, theta = eq.glm(family, divergence=eq.Beta(1.2)), np.array([0.21, -0.1, 0.33])

@@ -16,8 +16,7 @@ from equipoise.engines.jax.loop import GRADIENTS, SHAKES, compiled_loop
 from equipoise.engines.rules import add_nothing
 
 N, DIM = 200, 3
-FAMILIES = ["gaussian", "bernoulli", "poisson", "gamma", "negative-binomial"]
-SCALE, SHAPE, DISPERSION = 1.3, 1.7, 0.6  # those of conftest.CONSTANTS
+SCALE = 1.3  # that of conftest.CONSTANTS
 
 
 def loss_of(family, traces=None):
@@ -27,13 +26,10 @@ def loss_of(family, traces=None):
         if traces is not None:
             traces.append(family)
         eta, y = o["x"] @ p["w"] + p["b"], o["y"]
-        mu = jnp.exp(eta)
         return {
             "gaussian": lambda: 0.5 * ((y - eta) / SCALE) ** 2,
             "bernoulli": lambda: jnp.logaddexp(0.0, eta) - y * eta,
-            "poisson": lambda: mu - y * eta,
-            "gamma": lambda: SHAPE * (y / mu + eta),
-            "negative-binomial": lambda: (y + 1.0 / DISPERSION) * jnp.log1p(DISPERSION * mu) - y * eta,
+            "poisson": lambda: jnp.exp(eta) - y * eta,
         }[family]()
 
     return loss
@@ -75,19 +71,6 @@ def run(model, data, tuning, **options):
 
 
 # the same path as the linear engine
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_path_of_every_family(family, case) -> None:
-    glm, model, rows, data, m = case(family)
-    tuning = eq.tune(m, "sandwich", eq.Dynamics(20))
-    mine, theirs = (run(*pair, tuning, draws=400) for pair in ((model, data), (glm, rows)))
-    # parameters of size one; a stable chain forgets its rounding errors
-    np.testing.assert_allclose(mine.draws, theirs.draws, rtol=0, atol=1e-12)
-    assert [s.step for s in mine.state] == [s.step for s in theirs.state]
-    for one, other in zip(mine.state, theirs.state, strict=True):
-        np.testing.assert_array_equal(one.rng, other.rng)
-    assert np.ptp(mine.draws) > 0.1
 
 
 @pytest.mark.parametrize(
