@@ -213,17 +213,8 @@ def main() -> None:
         return
 
     def alone(name: str) -> dict[str, float | str]:
-        command = [
-            sys.executable,
-            __file__,
-            "--rows",
-            str(options.rows),
-            "--folder",
-            str(options.folder),
-            "--only",
-            name,
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        asked = ["--rows", str(options.rows), "--folder", str(options.folder), "--only", name]
+        done = subprocess.run([sys.executable, __file__, *asked], capture_output=True, text=True, check=False)
         if done.returncode:
             return {"failed": [*done.stderr.strip().splitlines(), f"exit code {done.returncode}"][-1]}
         return json.loads(done.stdout.splitlines()[-1])

@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "share": (0, 1, np.nan, "wide", -0.5, None, [0.9], function),
     "precision": (function, "text", "3", RAGGED, None, {"a": 1}, NOT_FINITE, np.ones((2, 2, 2)), -1.0, 1j, []),
     "seconds": (-1.0, np.nan, "x", None, [1.0], function),
-    "positive": (0.0, -1.0, np.nan, np.inf, "x", None, [1.0], function),
+    "positive": (0.0, -1.0, np.nan, np.inf, "x", None, [1.0], function, True),
     "optional positive": (0.0, -1.0, np.nan, np.inf, "x", [1.0], function),
     "momentum": (1.0, -0.1, np.nan, "x", None, [0.5], function, True),
     "temperature": (0.0, -1.0, np.nan, "x", None, [1.0], function),

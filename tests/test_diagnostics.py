@@ -153,18 +153,6 @@ def test_exact_engine_chains_are_flagged_at_the_nominal_rate() -> None:
     assert stats.kstest(chances, "uniform").pvalue > 1e-3
 
 
-@pytest.mark.parametrize(("thin", "length"), [(1, 300), (7, 60)])
-def test_the_error_of_the_mean_is_as_predicted(thin, length) -> None:
-    tuning = tuned(dim=3)[2]
-    runs = [synthetic(tuning, np.random.default_rng([9, s]), 2, length, thin) for s in range(600)]
-    means = np.array([c.flat().mean(axis=0) for c in runs])
-    predicted = expect(runs[0], tuning).mean_cov
-    root = np.linalg.cholesky(predicted)
-    found = np.cov(np.linalg.solve(root, (means - tuning.center).T))
-    # a Wishart matrix of 600 draws: each entry errs by at most √(2/600)
-    np.testing.assert_allclose(found, np.eye(3), atol=4.0 * np.sqrt(2.0 / 600))
-
-
 def test_variance_of_a_mean_is_that_of_the_sum_over_lags() -> None:
     for tau, thin, n in ((9.0, 1, 50), (9.0, 3, 20), (0.4, 1, 11)):
         a = ((tau - 1.0) / (tau + 1.0)) ** thin

@@ -91,16 +91,6 @@ def test_gradient_noise_is_the_covariance_of_a_minibatch(replacement, brute, mak
     np.testing.assert_allclose(found, b * (m.score_cov + m.curvature_noise(S)), rtol=1e-13)
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_noise_factor_by_enumeration(replacement) -> None:
-    # all batches of 2 of 4 values: the variance of their mean over the population variance
-    values = np.array([1.0, 4.0, -2.0, 0.5])
-    pairs = [(i, j) for i in range(4) for j in range(4) if replacement or i != j]
-    means = np.array([values[list(p)].mean() for p in pairs])
-    expected = means.var() / values.var()
-    assert eq.Dynamics(2, replacement=replacement).noise_factor(4) == pytest.approx(expected, rel=1e-14)
-
-
 @families
 @pytest.mark.parametrize("rows_per_block", [1, 7, 40])
 def test_blocks_do_not_change_the_sums(family, rows_per_block, brute, make_model, monkeypatch) -> None:

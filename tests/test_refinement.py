@@ -123,14 +123,6 @@ def test_corrections_stay_positive_definite():
     np.testing.assert_allclose(_corrected(internal, np.diag([0.2, -0.4])), np.diag([1.2, 3.6]))
 
 
-def test_refined_runs_are_saved_whole(tmp_path):
-    cal = eq.calibrate(eq.glm("bernoulli"), small("bernoulli"), batch_size=18, refine=True, ess=60_000, progress=False)
-    loaded = eq.load(cal.save(tmp_path / "run.eqz"))
-    assert loaded.refinement == cal.refinement
-    np.testing.assert_array_equal(loaded.tuning.internal, cal.tuning.internal)
-    assert str(loaded.summary()) == str(cal.summary())
-
-
 def test_a_short_run_is_not_served_by_long_pilots():
     cal = eq.calibrate(
         eq.glm("poisson"), small("poisson"), batch_size=18, refine=True, ess=20, chains=2, progress=False

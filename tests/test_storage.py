@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from operator import attrgetter
 
 import numpy as np
 import pandas as pd
@@ -66,26 +67,24 @@ def test_round_trip_of_a_table(frame, tmp_path) -> None:
     assert loaded.response == "visits"
 
 
-def test_round_trip_of_an_estimated_scale_and_independent_draws(make_data, tmp_path) -> None:
-    cal = eq.calibrate(eq.glm("gaussian"), make_data("gaussian"), sampler="gaussian", ess=50, target=np.eye(4))
-    assert cal.model.constant == cal.fit.constant  # the scale in use is part of the run
-    same(cal, eq.load(cal.save(tmp_path / "run.eqz")))
+# family, rows, options, and what such a run alone has
+RUNS = {
+    "independent draws": ("gaussian", 300, {"sampler": "gaussian", "target": np.eye(4)}, "fit.constant"),
+    "epochs": ("poisson", 300, {"sampler": "sgmcmc", "batches": "epochs", "batch_size": 30}, "tuning.predicted.shift"),
+    "a fidelity": ("poisson", 400, {"target": "posterior"}, "half_step"),
+    "pilots": ("bernoulli", 60, {"refine": True, "batch_size": 18, "ess": 60_000}, "tuning.internal"),
+}
 
 
-def test_round_trip_of_epochs(make_data, tmp_path) -> None:
-    cal = eq.calibrate(
-        eq.glm("poisson"),
-        make_data("poisson"),
-        sampler="sgmcmc",
-        batches="epochs",
-        batch_size=30,
-        ess=50,
-        progress=False,
-    )
+@pytest.mark.parametrize("name", RUNS)
+def test_round_trip_of_every_kind_of_run(name, make_data, tmp_path) -> None:
+    family, rows, options, own = RUNS[name]
+    cal = eq.calibrate(eq.glm(family), make_data(family, n=rows), **{"ess": 50, "progress": False, **options})
+    assert attrgetter(own)(cal) is not None
     loaded = eq.load(cal.save(tmp_path / "run.eqz"))
     same(cal, loaded)
-    np.testing.assert_allclose(loaded.tuning.predicted.cov_at(2), cal.tuning.predicted.cov_at(2))
-    assert loaded.diagnosis.ok == cal.diagnosis.ok
+    assert str(loaded.summary()) == str(cal.summary())
+    assert str(loaded.diagnosis) == str(cal.diagnosis)
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +131,6 @@ def test_a_loaded_run_summarises_predicts_and_diagnoses(saved, frame) -> None:
     law = loaded.tuning.predicted
     np.testing.assert_array_equal(law.long_run_cov, cal.tuning.predicted.long_run_cov)
     assert law.covariance_floor(100, 3) == cal.tuning.predicted.covariance_floor(100, 3)
-
-
-def test_a_loaded_run_reports(saved, tmp_path) -> None:
-    pytest.importorskip("equipoise.report.page")
-    _, path = saved
-    page = eq.load(path).report(tmp_path / "out.html").read_text()
-    assert "visits" in page
-    assert "C(group)[T.b]" in page
 
 
 def test_a_loaded_run_can_be_saved_again(saved, tmp_path) -> None:

@@ -8,7 +8,6 @@ import pytest
 import statsmodels.api as sm
 
 import equipoise as eq
-from equipoise.engines.numba.supply import _expanded
 from equipoise.theory.targets import target_matrix
 from tests.known import DIVERGENCES, misspecified
 
@@ -137,22 +136,6 @@ def test_a_sample_of_observations_is_a_sample_of_the_expanded_data() -> None:
     np.testing.assert_array_equal(*(eq.bind(model, data).subsample(80, 4).source.x for data in (short, long)))
 
 
-def test_robust_starts_trim_observations_and_not_rows() -> None:
-    """One row that counts many times is an outlier as often as it counts, and is left out as often as needed."""
-    rng = np.random.default_rng(0)
-    x = np.column_stack([np.ones(80), rng.normal(size=80)])
-    y = x @ [1.0, 2.0] + 0.1 * rng.normal(size=80)
-    y[:4] += 40.0
-    times = np.ones(80)
-    times[:4] = 7
-    every = np.repeat(np.arange(80), times.astype(int))
-    model = eq.glm("gaussian", divergence=eq.Beta(1.5), scale=0.1)
-    short, long = eq.data.rows(x, y, frequency=times), eq.data.rows(x[every], y[every])
-    found, wanted = eq.fit(model, short), eq.fit(model, long)
-    close(found.theta, wanted.theta)
-    np.testing.assert_allclose(found.theta, [1.0, 2.0], atol=0.1)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_relaxations_keep_a_share_of_the_observations(family) -> None:
     model, theta = eq.glm(family, divergence=eq.Beta(1.2)), np.array([0.21, -0.1, 0.33])
@@ -164,18 +147,6 @@ def test_relaxations_keep_a_share_of_the_observations(family) -> None:
         assert found.source.n == wanted.source.n
         close(found.settled(theta).derivatives(theta, 1).value, wanted.settled(theta).derivatives(theta, 1).value)
     assert len(set(kept)) == len(kept) > 2
-
-
-def test_whitened_rows_come_in_the_blocks_of_the_expanded_data(monkeypatch) -> None:
-    """A product's last bits may depend on where its block ends."""
-    monkeypatch.setattr("equipoise.linalg._BLOCK_ELEMENTS", 21)
-    short, long = counted("poisson", weighted=True, shifted=True)
-    found, wanted = list(_expanded(short)), list(long.blocks())
-    assert len(wanted) > 10
-    for one, other in zip(found, wanted, strict=True):
-        assert one.frequency is None
-        for field in ("x", "y", "weights", "offset"):
-            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
 
 
 def test_a_whole_run_is_that_of_the_expanded_data() -> None:
@@ -361,21 +332,3 @@ def test_the_fingerprint_sees_frequencies() -> None:
         for given in ({}, {"frequency": np.full(8, 2)}, {"weights": np.full(8, 2)}, {"offset": np.full(8, 2)})
     }
     assert len(keys) == 4
-
-
-def test_frequencies_on_the_command_line(frame, tmp_path) -> None:
-    from typer.testing import CliRunner
-
-    from equipoise.cli import app
-
-    frame.to_csv(tmp_path / "visits.csv", index=False)
-    base = [str(tmp_path / "visits.csv"), "y ~ a", "--family", "poisson"]
-    total = int(frame["times"].sum())
-    for command in ("plan", "theory"):
-        result = CliRunner().invoke(app, [command, *base, "--frequency", "times"])
-        assert result.exit_code == 0, result.output
-        assert str(total) in result.output
-        assert str(total) not in CliRunner().invoke(app, [command, *base]).output
-    bad = CliRunner().invoke(app, ["plan", *base, "--frequency", "w"])
-    assert bad.exit_code == 2
-    assert "frequency: must be whole numbers" in bad.output

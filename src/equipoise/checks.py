@@ -25,6 +25,7 @@ __all__ = [
     "nearest",
     "numeric_array",
     "one_of",
+    "part_size",
     "positive",
     "probability",
     "shown",
@@ -52,6 +53,14 @@ def whole(name: str, value: object, least: int, remedy: str, otherwise: str = ""
     if is_number(value) and math.isfinite(value) and int(value) == value and value >= least:
         return int(value)
     raise InvalidInput(name, f"{otherwise}a whole number, at least {least}", shown(value), remedy)
+
+
+def part_size(rows: object, n: int) -> int:
+    """A number of rows to tune with, of n that there are."""
+    count = whole("tuning_rows", rows, 1, "pass an int such as 10_000")
+    if count > n:
+        raise InvalidInput("tuning_rows", f"between 1 and the number of rows, {n}", rows, "choose a size in that range")
+    return count
 
 
 def positive(name: str, value: object, remedy: str = "pass a positive number") -> float:

@@ -27,6 +27,7 @@ __all__ = [
     "FAINT",
     "FLAT",
     "Sums",
+    "Total",
     "added_form",
     "between",
     "blocks",
@@ -200,6 +201,12 @@ def times_lower(x: Array, root: Array) -> Array:
     made = np.array(x, order="C")
     dtrmm(1.0, root, made.T, trans_a=1, lower=1, overwrite_b=1)
     return made
+
+
+class Total(NamedTuple):
+    """What is added up, where that is one array."""
+
+    total: Array
 
 
 def tree_sum(parts: Iterable[Sums]) -> Sums:

@@ -162,11 +162,6 @@ def test_noise_is_stored_as_it_is(tmp_path) -> None:
     np.testing.assert_array_equal(read_archive(tmp_path / "a")[1]["a"], noise)
 
 
-def test_a_place_that_cannot_be_written(tmp_path) -> None:
-    with pytest.raises(eq.InvalidInput, match=r"path: must be a file that can be written; got .*Is a folder"):
-        write_archive(tmp_path, {}, {})
-
-
 # damage
 
 

@@ -138,17 +138,6 @@ def test_refinement_aims_at_the_target_and_not_beyond():
         eq.calibrate(eq.glm("poisson"), data, fidelity=0.9, **run)
 
 
-def test_a_run_with_a_fidelity_is_saved_whole(tmp_path):
-    cal = eq.calibrate(eq.glm("poisson"), design(n=400), target="posterior", ess=400, chains=2, progress=False)
-    again = eq.load(cal.save(tmp_path / "run.eqz"))
-    assert again.plan.candidates == cal.plan.candidates
-    assert again.tuning.fidelity == cal.tuning.fidelity == 0.9
-    np.testing.assert_array_equal(again.tuning.noise, cal.tuning.noise)
-    np.testing.assert_array_equal(again.half_step.skewness, cal.half_step.skewness)
-    assert str(again.diagnosis) == str(cal.diagnosis)
-    assert str(again.summary()) == str(cal.summary())
-
-
 @pytest.mark.parametrize("n", [3, 5, 12])
 def test_very_few_rows(n):
     rng = np.random.default_rng(n)

@@ -103,15 +103,6 @@ def test_with_a_prior_the_posterior_is_sampled_along_all_directions(name) -> Non
         np.testing.assert_allclose(cal.tuning.target, exact, rtol=1e-8, atol=1e-12)
 
 
-def test_collinear_columns_with_a_prior_are_sampled_too() -> None:
-    x = np.column_stack([collinear(0.1, 1.0), Z[:, 0]])
-    cal = eq.calibrate(
-        eq.glm("poisson", prior_precision=1.0), (x, COUNTS), target="posterior", ess=1000, progress=False
-    )
-    assert cal.plan.sampler == "control-variate"
-    assert cal.diagnosis.status != "look", str(cal.diagnosis)
-
-
 @pytest.mark.parametrize(
     ("name", "sampler", "target"),
     [("sum", "auto", "sandwich"), ("product", "sgmcmc", "HC1"), ("sum", "gaussian", "HC3")],

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.linalg import cholesky, sqrtm
+from scipy.linalg import cholesky
 from scipy.stats import chi2
 
 import equipoise as eq
@@ -217,15 +217,6 @@ def test_gradients_by_leverage_are_unbiased(case, which, gradient):
     np.testing.assert_allclose(total, expected, rtol=0, atol=1e-13)
 
 
-def test_a_control_variate_chain_stays_at_the_minimum_without_noise(case):
-    glm, *_, plain = case
-    assert np.abs(glm.derivatives(plain.center, 1).gradient).max() < 1e-9
-    for which in ("numba", "projected", "direct"):
-        tuning = tuning_of(plain, "independent", gradient="control-variate")
-        path, _ = path_of(engines(case, tuning, which), tuning.center)
-        assert np.abs(path - tuning.center).max() < 1e-9
-
-
 # the lottery
 
 
@@ -342,17 +333,3 @@ def test_coordinates_make_step_and_noise_diagonal_together():
         assert free
         np.testing.assert_array_equal(root, cholesky(step, lower=True))
         np.testing.assert_array_equal(scales, np.full(6, np.sqrt(2.0 * temperature)))
-
-
-def test_injected_noise_has_its_covariance(case):
-    """A loss without gradient: the path is a sum of what is injected."""
-    *_, plain = case
-    tuning = tuning_of(plain, "independent", "completed")
-    still = eq.Model(lambda p, o: 0.0 * (o["y"] + jnp.sum(p)), np.zeros(DIM)).bind({"y": np.zeros(50)})
-    for whiten in (True, False):
-        task = still.engine(tuning, Guard(np.inf, tuning.expected)).task
-        engine = autodiff.autodiff_engine(task, tuning, Guard(np.inf, tuning.expected), whiten)
-        steps = np.diff(path_of(engine, tuning.center, (20_001,))[0], axis=0)
-        whitened = np.linalg.solve(np.real(sqrtm(tuning.noise)), steps.T)
-        # independent normals: an entry of their covariance has the error 1/√20,000 = 0.7 %, the diagonal 1 %
-        np.testing.assert_allclose(whitened @ whitened.T / len(steps), np.eye(DIM), rtol=0, atol=0.04)

@@ -19,7 +19,6 @@ from equipoise.engines.numba.kernel import EXACT
 from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
 from equipoise.engines.numba.table import RowTable, side_columns
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
-from equipoise.errors import EquipoiseWarning
 from equipoise.families.family import FAMILIES, ScalarLoss
 from equipoise.theory.dynamics import Dynamics
 
@@ -146,35 +145,6 @@ def test_minibatches_follow_the_recursion_for_every_shape(dim, batch_size):
         np.testing.assert_array_equal(state.position, draws[-1])
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-@pytest.mark.parametrize(("momentum", "noise"), [(0.0, 0.0), (0.0, 0.02), (0.7, 0.0), (0.7, 0.02)])
-def test_splitting_a_run_changes_no_bit(momentum, noise, replacement):
-    program = build("poisson", dim=5, momentum=momentum, noise_scale=noise, replacement=replacement)
-    whole, end = run(program, 1000, thin=3)
-    state, pieces = start_of(program), []
-    for steps in (1, 2, 96, 301, 0, 99, 501):
-        out = np.zeros((steps, 5))
-        pieces.append(out[: advance(program, state, steps, 3, out).written])
-    np.testing.assert_array_equal(np.concatenate(pieces), whole)
-    assert len(whole) == 333
-    for one, other in zip(vars(state).values(), vars(end).values(), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_threads_change_no_bit():
-    program = build("negative-binomial", dim=4, noise_scale=0.02, momentum=0.3, replacement=False)
-    seeds = SEED.spawn(4)
-
-    def chain(seed):
-        return run(program, 3000, start_of(program, seed))[0]
-
-    serial = [chain(seed) for seed in seeds]
-    with ThreadPoolExecutor(4) as pool:
-        threaded = list(pool.map(chain, seeds))
-    np.testing.assert_array_equal(threaded, serial)
-    assert len({draws[-1, 0] for draws in serial}) == 4
-
-
 @pytest.mark.parametrize("batch_size", [SPLIT, SPLIT + 1030])
 def test_sharing_a_step_between_threads_changes_no_bit(batch_size):
     options = {"momentum": 0.3, "noise_scale": 0.02, "prior": True, "weighted": True, "dim": 5}
@@ -272,14 +242,6 @@ def test_the_guard_projects_onto_the_ellipsoid_and_counts():
     assert run(tight, 300)[1].hits > hits
 
 
-def test_the_guard_never_acts_on_an_easy_problem():
-    program = build("bernoulli", noise_scale=0.01, guard_radius2=100.0)
-    free = replace(program, guard_radius2=np.inf)
-    draws, state = run(program, 20_000)
-    assert state.hits == 0
-    np.testing.assert_array_equal(draws, run(free, 20_000)[0])
-
-
 @pytest.mark.parametrize("batch_size", [1, 9, 40, 61])
 def test_asking_for_rows_ahead_changes_no_bit(batch_size):
     for dim in (2, 14, 30):
@@ -289,14 +251,6 @@ def test_asking_for_rows_ahead_changes_no_bit(batch_size):
             draws, state = run(build("poisson", ahead=ahead, **options), 200)
             np.testing.assert_array_equal(draws, plain)
             np.testing.assert_array_equal(state.rng, end.rng)
-
-
-def test_where_a_row_lies_matters_only_to_the_rounding_of_sums():
-    program = build("gamma", dim=6, batch_size=60, replacement=False)
-    shuffled = np.random.default_rng(0).permutation(60)
-    again = replace(program, **{name: getattr(program, name)[shuffled] for name in ("rows", "base", "y")})
-    one, other = run(program, 50)[0], run(again, 50)[0]
-    np.testing.assert_allclose(one, other, rtol=0.0, atol=1e-13)
 
 
 def test_columns_of_zeros_change_no_bit():
@@ -399,16 +353,6 @@ def coupled(program, steps, curvature, thin=1):
     return count, state, proxy, out
 
 
-@pytest.mark.parametrize("replacement", [True, False])
-def test_the_proxy_of_squared_loss_is_the_chain(replacement):
-    program = build(weighted=True, prior=True, momentum=0.4, noise_scale=0.1, replacement=replacement, dim=4)
-    count, state, proxy, out = coupled(program, 400, np.full(60, 0.7**-2), thin=2)
-    assert (count, state.step) == ((200, False), 400)
-    np.testing.assert_allclose(out[:200, 1], out[:200, 0], rtol=0.0, atol=1e-12)
-    np.testing.assert_allclose(proxy, [state.position, state.velocity], rtol=0.0, atol=1e-12)
-    np.testing.assert_array_equal(out[:200, 0], run(program, 400, thin=2)[0])
-
-
 def test_the_proxy_of_a_curved_loss_is_its_taylor_chain_and_leaves_the_chain_alone():
     program = build("poisson", noise_scale=0.1, guard_radius2=0.5, prior=True)
     curvature = np.exp(program.base)
@@ -457,48 +401,6 @@ def test_a_coupled_run_ends_with_the_first_divergence():
     assert (count, state.step) == ((0, True), 1)
 
 
-def stationary(program):
-    """The covariance of (φ, m) for squared loss by a dense linear system (theory §4, Λ = I)."""
-    x, (count, dim), kappa = program.rows, program.rows.shape, program.dynamics.momentum
-    size = program.dynamics.batch_size
-    b = 1.0 / size if program.dynamics.replacement else (count - size) / (size * (count - 1))
-    J_n = np.einsum("ni,nj->nij", x, x) / program.loss.p[0] ** 2
-    J = J_n.mean(axis=0)
-    V = np.cov((slope(program.loss, program.base, program.y)[:, None] * x).T, bias=True)
-    H, eye = J + np.diag(program.prior_curvature), np.eye(dim)
-    A = np.block([[eye - H, -kappa * eye], [H, kappa * eye]])
-    G = np.vstack([-eye, eye])
-
-    def push(P):
-        K = np.einsum("nij,jk,nkl->il", J_n, P[:dim, :dim], J_n) / count - J @ P[:dim, :dim] @ J
-        return A @ P @ A.T + b * G @ K @ G.T
-
-    source = b * G @ V @ G.T
-    source[:dim, :dim] += np.diag(program.noise**2)
-    basis = np.eye(4 * dim * dim).reshape(-1, 2 * dim, 2 * dim)
-    T = np.array([push(P).ravel() for P in basis]).T
-    return np.linalg.solve(np.eye(len(T)) - T, source.ravel()).reshape(2 * dim, 2 * dim)[:dim, :dim]
-
-
-@pytest.mark.parametrize(("noise", "momentum", "replacement"), [(0.0, 0.0, True), (0.1, 0.0, False), (0.1, 0.6, True)])
-def test_the_stationary_covariance_is_the_predicted_one(noise, momentum, replacement):
-    options = {"noise_scale": noise, "momentum": momentum, "replacement": replacement, "batch_size": 4}
-    program = build(count=15, dim=2, scale=0.5, prior=True, **options)
-    # The prior's gradient cancels the mean score, so that φ = 0 is the minimiser.
-    score = np.mean(slope(program.loss, program.base, program.y)[:, None] * program.rows, axis=0)
-    program = replace(program, prior_gradient=-score)
-    draws, _ = run(program, 2_000_000, initial_state(np.zeros(2), SEED), thin=4)
-    groups = draws.reshape(50, -1, 2)
-    products = np.einsum("gti,gtj->gij", groups, groups) / groups.shape[1]
-    error = products.std(axis=0, ddof=1) / np.sqrt(50)
-    assert np.all(np.abs(products.mean(axis=0) - stationary(program)) < 4.0 * error)
-    # A step matrix 30 % larger has another law, and the same test sees it.
-    larger = replace(program, rows=np.sqrt(1.3) * program.rows, prior_curvature=1.3 * program.prior_curvature)
-    assert np.any(np.abs(products.mean(axis=0) - stationary(larger)) > 8.0 * error)
-    mean_error = groups.mean(axis=1).std(axis=0, ddof=1) / np.sqrt(50)
-    assert np.all(np.abs(draws.mean(axis=0)) < 4.0 * mean_error)
-
-
 def doubled(value):
     return 2.0 * value
 
@@ -534,15 +436,6 @@ def test_another_process_finds_the_compiled_loop_on_disk():
     environment = {**os.environ, "PYTHONHASHSEED": "17"}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert result.stdout.split() == [name, "1"]
-
-
-def test_without_a_place_for_the_cache_the_loop_is_compiled_in_memory(monkeypatch):
-    monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
-    monkeypatch.setattr("equipoise.engines.numba.compiling._TOLD", [])
-    loss = ScalarLoss("uncached", *4 * (lambda eta, y, p: 3.0 * (eta - y),))
-    with pytest.warns(EquipoiseWarning, match="there is no folder it may be kept in"):
-        draws, _ = run(build(loss=loss), 5)
-    assert np.isfinite(draws).all()
 
 
 def test_a_state_starts_from_copies_and_the_seeds_words():

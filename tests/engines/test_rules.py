@@ -11,15 +11,12 @@ import pytest
 
 import equipoise as eq
 from equipoise.engines import rules
-from equipoise.engines.engine import Guard, initial_state
+from equipoise.engines.engine import Guard
 from equipoise.engines.jax.loop import GRADIENTS, SHAKES
-from equipoise.engines.numba.linear import advance
 from equipoise.engines.numba.table import SIDES
-from equipoise.engines.random import distinct_rows, internal, rows_with_replacement
+from equipoise.engines.random import internal
 from equipoise.theory.dynamics import GRADIENTS as ESTIMATORS
-from equipoise.theory.dynamics import Independent
 
-WORDS = np.array([1, 2, 3, 4], dtype=np.uint64)
 STEPS = 30
 
 
@@ -29,9 +26,6 @@ class First:
 
     name: str = "first"
     weighted: bool = False
-
-    def factor(self, batch_size, n):
-        return 0.0
 
 
 class Still(eq.Dynamics):
@@ -75,30 +69,6 @@ def test_a_noise_draws_only_where_it_has_a_scale() -> None:
 def test_the_tables_know_every_estimator() -> None:
     assert set(SIDES) == set(GRADIENTS) == set(ESTIMATORS.values())
     assert set(SHAKES) == {noise.shake for noise in rules.NOISES.values()}
-
-
-def test_batches_are_those_of_the_rule(poisson_run) -> None:
-    """A chain whose noise is silent draws nothing but its batches, with the function its rule stands for."""
-    model, data, tuning = poisson_run
-    n, size = len(data[1]), tuning.dynamics.batch_size
-    for replacement in (True, False):
-        rng, batch, swaps = WORDS.copy(), np.zeros(size, np.uint64), np.zeros(size, np.uint64)
-        drawing = rules.DRAWINGS[Independent(replacement)]
-        assert len(drawing.order(n)) == (0 if replacement else n)
-        if replacement:
-            rows_with_replacement(rng, np.uint64(n), batch)
-        else:
-            distinct_rows(rng, drawing.order(n), swaps, batch)
-        moving = eq.tune(tuning.predicted.moments, "sandwich", eq.Dynamics(size, replacement=replacement))
-        engine = model.bind(data).engine(moving, Guard(np.inf, moving.expected))
-        state = initial_state(np.zeros(3), np.random.SeedSequence(0))
-        state.rng[:] = WORDS
-        before = state.position.copy()
-        advance(engine.program, state, 1, None, np.zeros((0, 3)))
-        np.testing.assert_array_equal(state.rng, rng)
-        x, base, y = engine.program.rows[batch], engine.program.base[batch], data[1][batch]
-        expected = before - (np.exp(base + x @ before) - y) @ x / size
-        np.testing.assert_allclose(state.position, expected, rtol=0.0, atol=1e-14)
 
 
 def path(problem, tuning):

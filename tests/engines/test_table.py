@@ -26,12 +26,6 @@ def test_a_row_and_its_sides_share_whole_cache_lines(dim, storage):
     np.testing.assert_array_equal(table.rows, rows.astype(storage))
 
 
-def test_rows_of_the_benchmarks_have_room_for_their_sides():
-    assert RowTable.blank(3, 50).cells.strides[0] == 56 * 8
-    assert RowTable.blank(3, 100).cells.strides[0] == 104 * 8
-    assert RowTable.blank(3, 100, "float32").cells.strides[0] == 56 * 8
-
-
 def test_sides_are_base_response_weight_and_shift():
     columns = [np.arange(k, k + 3.0) for k in range(4)]
     np.testing.assert_array_equal(side_columns(*columns), np.transpose(columns))

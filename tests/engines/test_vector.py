@@ -40,32 +40,3 @@ def test_a_product_is_added_with_one_rounding():
     np.testing.assert_array_equal(out[1:4], a[1:] * b[1:] - 1.0)
     np.testing.assert_array_equal(out[4:8], a + b)
     np.testing.assert_array_equal(out[8:], 0.0)
-
-
-def test_four_rows_become_four_columns():
-    @numba.njit
-    def turn(matrix, out):
-        a, b, c, d = v.transpose4(
-            v.load_row(matrix, 0, 0), v.load_row(matrix, 1, 0), v.load_row(matrix, 2, 0), v.load_row(matrix, 3, 0)
-        )
-        v.store(out, 0, a)
-        v.store(out, 4, b)
-        v.store(out, 8, c)
-        v.store(out, 12, d)
-
-    matrix, out = RNG.normal(size=(4, 4)), np.zeros(16)
-    turn(matrix, out)
-    np.testing.assert_array_equal(out.reshape(4, 4), matrix.T)
-
-
-def test_single_entries_are_read_and_fetching_changes_nothing():
-    @numba.njit
-    def read(words, numbers, matrix):
-        v.fetch(matrix, v.entry(words, 2), 64)
-        return v.entry(words, 1), v.entry(numbers, 3)
-
-    matrix = RNG.normal(size=(5, 16))
-    before = matrix.copy()
-    words = np.array([7, 2**63 + 5, 3], dtype=np.uint64)
-    assert read(words, np.arange(4.0), matrix) == (2**63 + 5, 3.0)
-    np.testing.assert_array_equal(matrix, before)

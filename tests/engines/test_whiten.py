@@ -15,7 +15,6 @@ from equipoise.engines.numba.supply import Whitener
 from equipoise.engines.numba.table import RowTable
 from equipoise.engines.numba.whiten import linear_engine
 from equipoise.engines.rules import NOWHERE
-from equipoise.errors import InvalidInput
 from equipoise.models.sums import predictor
 from equipoise.theory.dynamics import Plain
 
@@ -55,23 +54,6 @@ def test_the_root_is_triangular_without_a_prior(poisson_run, parts):
     np.testing.assert_allclose(root @ root.T, tuning.step, rtol=1e-12)
     form = root.T @ held.precision @ root
     np.testing.assert_allclose(form, np.diag(np.diag(form)), rtol=0.0, atol=1e-12)
-
-
-def test_float32_rows_change_the_chain_by_their_rounding_and_halve_its_memory(parts):
-    problem, tuning = parts
-    full, half = (engine_of(problem, tuning, kind) for kind in ("float64", "float32"))
-    assert full.program.rows.dtype == np.float64
-    assert half.program.rows.dtype == np.float32
-    np.testing.assert_allclose(half.program.rows, full.program.rows, rtol=6e-8)
-    one, other = run(full), run(half)
-    deviation = np.abs(one - other).max() / one.std()
-    assert 0.0 < deviation < 1e-5
-    assert full.identity != half.identity
-
-
-def test_another_storage_is_refused(parts):
-    with pytest.raises(InvalidInput, match="one of float64, float32"):
-        engine_of(*parts, "float16")
 
 
 def test_the_identity_knows_every_row_and_not_how_rows_are_fetched(parts):

@@ -275,13 +275,6 @@ def test_arviz_has_one_variable_per_leaf(calibrated, tmp_path) -> None:
             np.testing.assert_array_equal(posterior["head.1.m"].values.reshape(*lead, 4), cal.draws[:, :, 3:7])
 
 
-def test_report_is_a_page(calibrated, tmp_path) -> None:
-    cal, _ = calibrated
-    text = cal.report(tmp_path / "page.html").read_text()
-    assert "head.1.m[1,0]" in text
-    assert "<svg" in text or "<img" in text
-
-
 def test_independent_draws_keep_the_structure(calibrated, make_data) -> None:
     x, y = make_data("bernoulli", n=400, dim=DIM)
     cal = eq.calibrate(calibrated[0].model, {"x": x, "y": y}, ess=100, chains=2, sampler="gaussian", progress=False)

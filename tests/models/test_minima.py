@@ -49,23 +49,6 @@ def test_rosenbrock() -> None:
     np.testing.assert_allclose(found.loss, data["e"].var(), rtol=1e-9)
 
 
-def test_one_hidden_unit() -> None:
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=300)
-    y = 1.5 * np.tanh(0.8 * x - 0.3) + 0.2 + 0.1 * rng.normal(size=300)
-
-    def loss(p, o):
-        return 0.5 * (o["y"] - p["v"] * jnp.tanh(p["w"] * o["x"] + p["b"]) - p["c"]) ** 2
-
-    found = eq.fit(eq.Model(loss, {"v": 1.0, "w": 1.0, "b": 0.0, "c": 0.0}), {"x": x, "y": y})
-    p = found.params
-    r = y - p["v"] * np.tanh(p["w"] * x + p["b"]) - p["c"]
-    t = np.tanh(p["w"] * x + p["b"])
-    gradient = -np.array([np.mean(r), np.mean(r * t), np.mean(r * p["v"] * (1 - t**2) * x)])
-    np.testing.assert_allclose(gradient, 0.0, atol=1e-10)
-    np.testing.assert_allclose([p["v"], p["w"], p["b"], p["c"]], [1.5, 0.8, -0.3, 0.2], atol=0.15)
-
-
 def saddle(p, o):
     return 0.5 * (p["a"] - 0.1 * o["e"]) ** 2 - 0.5 * p["b"] ** 2 + 0.25 * p["b"] ** 4
 

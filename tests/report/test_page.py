@@ -248,12 +248,6 @@ def test_a_step_that_misses_the_target_is_the_headline(tmp_path: Path) -> None:
     assert "The best scalar step cannot reach this target" in text
 
 
-def test_a_path_that_cannot_be_written_is_an_input_error(run: eq.Calibration, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(eq.InvalidInput, match="can be written"):
-        run.report(tmp_path / "file" / "page.html")
-
-
 def test_the_error_shown_is_the_error_made() -> None:
     rng = np.random.default_rng(3)
     x = np.column_stack([np.ones(200), rng.normal(size=200)])

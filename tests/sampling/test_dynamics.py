@@ -12,7 +12,6 @@ import pytest
 import equipoise as eq
 from equipoise.engines.cost import SPLIT
 from equipoise.engines.engine import Guard
-from equipoise.engines.lottery import Lottery
 from equipoise.sampling.checkpoint import Checkpoint
 
 DIM = 3
@@ -60,72 +59,6 @@ def test_the_covariance_is_the_predicted_one(linear, gradient, batches):
         other = "plain" if gradient == "control-variate" else "control-variate"
         swapped = eq.stationary(moments, step, replace(dynamics, gradient=other), noise=noise).cov
         assert np.any(np.abs(found - swapped) > 6.0 * error)
-
-
-def test_the_general_engine_has_the_same_law(linear):
-    """By leverage, whose probabilities a loss of one's own finds from its Hessians."""
-    problem, moments = linear
-    rows, (precision, mean) = problem.source, (problem.precision, problem.mean)
-
-    def loss(p, o):
-        return 0.5 * o["w"] * ((o["y"] - o["x"] @ p - o["o"]) / 1.4) ** 2
-
-    data = {"x": rows.x, "y": rows.y, "w": rows.weights, "o": rows.offset}
-    own = eq.Model(loss, np.zeros(DIM), prior_precision=precision, prior_mean=mean).bind(data)
-    dynamics = eq.Dynamics(12, gradient="control-variate", batches="leverage")
-    tuning = eq.tune(moments, "sandwich", dynamics, noise="completed", step=0.3 * np.linalg.inv(moments.hessian))
-    guard = Guard(np.inf, tuning.expected)
-    one, other = own.engine(tuning, guard), problem.engine(tuning, guard)
-    np.testing.assert_allclose(one.lottery.weights, other.program.lottery.weights, rtol=1e-7)
-    mine, theirs = (eq.sample(p, tuning, draws=300, chains=2, thin=1, burn_in=0, **QUIET) for p in (own, problem))
-    np.testing.assert_allclose(mine.draws, theirs.draws, rtol=0, atol=1e-7)
-    # and its own moments, those of the rows drawn so
-    general = eq.moments(own, tuning.center)
-    np.testing.assert_allclose(
-        general.curvature_noise(tuning.target, dynamics), moments.curvature_noise(tuning.target, dynamics), rtol=1e-9
-    )
-    np.testing.assert_allclose(
-        general.drawn_score_cov(dynamics.rule), moments.drawn_score_cov(dynamics.rule), rtol=0, atol=1e-10
-    )
-
-
-def test_a_coupled_control_variate_chain_of_squared_loss_is_its_proxy(linear):
-    problem, moments = linear
-    for batches in ("independent", "leverage"):
-        dynamics = eq.Dynamics(12, 0.3, gradient="control-variate", batches=batches)
-        tuning = eq.Tuning.at(moments, 0.2 * np.linalg.inv(moments.hessian), dynamics, noise=0.01 * np.eye(DIM))
-        pairs, lost = problem.coupling(tuning, Guard(np.inf, tuning.expected)).run(
-            np.random.SeedSequence(1), 50, 400, 2
-        )
-        assert lost is None
-        np.testing.assert_allclose(pairs[:, 0], pairs[:, 1], rtol=0, atol=1e-12)
-        assert pairs.std() > 0.05
-
-
-@pytest.mark.parametrize("which", ["poisson", "robust"])
-def test_a_step_by_leverage_is_unbiased_for_curved_and_robust_losses(make_data, which):
-    x, y = make_data("poisson" if which == "poisson" else "gaussian", n=90, dim=DIM)
-    model = eq.glm("poisson") if which == "poisson" else eq.glm("gaussian", scale=1.2, divergence=eq.Beta(1.3))
-    problem = model.bind((x, y))
-    moments = eq.moments(problem, eq.fit(problem))
-    dynamics = eq.Dynamics(1, gradient="control-variate", batches="leverage")
-    tuning = eq.Tuning.at(moments, 0.02 * np.linalg.inv(moments.hessian), dynamics, noise=1e-4 * np.eye(DIM))
-    engine, start = problem.engine(tuning, Guard(np.inf, tuning.expected)), tuning.center + 0.2
-    lottery, loss = engine.program.lottery, problem.at_constant(tuning.constant).model.loss
-    # the mean over all rows of what one step does, with their probabilities: the step of the whole gradient
-    quiet = replace(engine.program, rows=engine.program.table, noise=np.zeros(DIM))
-    total = np.zeros(DIM)
-    for row in range(90):
-        alone = replace(quiet, rows=quiet.table, lottery=Lottery(np.full(90, row, np.uint64), lottery.weights))
-        state, out = engine.start(start, np.random.SeedSequence(0)), np.zeros((1, DIM))
-        with ThreadPoolExecutor(1) as pool:
-            replace(engine, program=alone).advance([state], 1, 1, [out], pool)
-        total += out[0] / lottery.weights[row] / 90
-    np.testing.assert_allclose(total, start - tuning.step @ problem.derivatives(start, 1).gradient, rtol=0, atol=1e-12)
-    eta = x @ tuning.center
-    sides = engine.program.table.sides
-    np.testing.assert_allclose(sides[:, 2], lottery.weights, rtol=1e-15)
-    np.testing.assert_allclose(sides[:, 3], -lottery.weights * loss.d1(eta, y, loss.constants), rtol=0, atol=1e-13)
 
 
 def test_the_guard_and_float32_rows_go_with_control_variates(make_data):

@@ -73,35 +73,3 @@ def test_intervals_cover_the_clean_parameters():
     # 240 intervals, in fours from one data set: three standard errors of a 95 % share are below 5 per cent; the outliers
     # shift the intercept a little, which costs some coverage there
     assert np.mean(hits) > 0.88
-
-
-@pytest.mark.parametrize("family", ["gaussian", "bernoulli", "poisson", "gamma", "negative-binomial"])
-def test_power_one_is_the_log_loss(family):
-    rng = np.random.default_rng(5)
-    x = np.column_stack([np.ones(300), rng.normal(size=(300, 2))])
-    eta = x @ [0.3, 0.4, -0.2]
-    y = {
-        "gaussian": eta + rng.normal(size=300),
-        "bernoulli": (rng.random(300) < 1 / (1 + np.exp(-eta))).astype(float),
-        "poisson": rng.poisson(np.exp(eta)).astype(float),
-        "gamma": rng.gamma(2.0, np.exp(eta) / 2.0),
-        "negative-binomial": rng.negative_binomial(2, 2 / (2 + np.exp(eta))).astype(float),
-    }[family]
-    options = {"gaussian": {"scale": 1.2}, "gamma": {"shape": 2.0}, "negative-binomial": {"dispersion": 0.5}}.get(
-        family, {}
-    )
-    near, plain = (eq.glm(family, divergence=d, **options) for d in (eq.Beta(1.0 + 1e-7), None))
-    a, b = eq.fit(near, (x, y)), eq.fit(plain, (x, y))
-    np.testing.assert_allclose(a.params, b.params, atol=1e-6)
-    for one, two in zip(
-        *((m.hessian, m.score_cov) for m in (eq.moments(near, (x, y), a.params), eq.moments(plain, (x, y), b.params))),
-        strict=True,
-    ):
-        np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
-
-
-def test_numbers_are_not_divergences():
-    with pytest.raises(eq.InvalidInput, match="divergence"):
-        eq.glm("gaussian", scale=1.0, divergence=1.5)
-    with pytest.raises(eq.InvalidInput, match="log loss"):
-        eq.Beta(1.0)

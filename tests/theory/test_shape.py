@@ -250,7 +250,7 @@ def test_small_batches_correct_the_leading_order_by_the_whole_equation() -> None
     np.testing.assert_allclose(again.skewness, law.skewness, rtol=1e-7)
 
 
-def test_a_loss_of_your_own_has_the_skewness_of_the_family_it_is() -> None:
+def test_a_loss_of_your_own_has_the_skewness_and_the_tails_of_the_family_it_is() -> None:
     import jax.numpy as jnp
 
     rng = np.random.default_rng(0)
@@ -267,6 +267,9 @@ def test_a_loss_of_your_own_has_the_skewness_of_the_family_it_is() -> None:
             for m in both
         ]
         np.testing.assert_allclose(found[1].skewness, found[0].skewness, rtol=1e-6)
+        known, same = (m.tails("sandwich", small) for m in both)
+        for gamma in (1.0, 0.2):
+            assert same.kurtosis(gamma, 0.02) == pytest.approx(known.kurtosis(gamma, 0.02), rel=1e-6)
         found = [eq.tune(m, "sandwich", eq.Dynamics(30, batches=batches)).predicted for m in both]
         np.testing.assert_allclose(found[1].skewness, found[0].skewness, rtol=1e-6)
 

@@ -322,41 +322,48 @@ def calibrate(
     shown = reading(problem.source, passes, "fitting and tuning", running.progress, running.checkpoint)
     with quiet(not running.progress), shown:
         budget = make_plan(problem, target, aim, moves, length, seed, options.get("tuning_rows"))
-    found, half, planned = None, None, budget.problem
-    assert planned is not None  # it was just made
+    found, half = None, None
     if moves.sampler == "gaussian":
         budget, drawn = _gaussian(budget, length, seed)
     else:
-        require_feasible(budget)
-        quicker = "; ".join(faster(budget.target, budget.seconds, budget.ess).values())
-        announce(budget.seconds, running.checkpoint is not None, quicker)
-        if refine and moves.structure != "full":
-            raise InvalidInput(
-                "refine",
-                "left out for a scalar or diagonal step, which cannot reach the target",
-                refine,
-                "use structure='full'",
-            )
-        if refine:
-            tuning, found = refine_tuning(
-                planned, budget.moments, budget.tuning, seed=seed, rows=budget.rows, guard=running.guard,
-                progress=running.progress,
-            )  # fmt: skip
-            budget = replace(budget, tuning=tuning)
-        drawn = sample(
-            planned, budget.tuning, draws=budget.draws, chains=budget.chains, seed=seed, thin=budget.thin,
-            burn_in=budget.burn_in, **vars(running),
-        )  # fmt: skip
-        if budget.tuning.fidelity:
-            half = halved(
-                planned, budget.tuning, ess=max(_HALF_FEWEST, _HALF_SHARE * budget.ess), seed=seed, guard=running.guard,
-                progress=running.progress,
-            )  # fmt: skip
+        budget, drawn, found, half = _sampled(budget, refine, running, seed)
     return Calibration(budget, drawn, problem.source.response, problem.source.design, found, half)
 
 
+def _sampled(
+    budget: Plan, refine: bool, running: Running, seed: int
+) -> tuple[Plan, Chains, Refinement | None, HalfStep | None]:
+    """Chains of a plan, after pilots where they were asked for; and some at half the step where their shape matters."""
+    require_feasible(budget)
+    quicker = "; ".join(faster(budget.target, budget.seconds, budget.ess).values())
+    announce(budget.seconds, running.checkpoint is not None, quicker)
+    found, half, problem = None, None, budget.problem
+    assert problem is not None  # it was just planned
+    if refine:
+        tuning, found = refine_tuning(
+            problem, budget.moments, budget.tuning, seed=seed, rows=budget.rows, guard=running.guard,
+            progress=running.progress,
+        )  # fmt: skip
+        budget = replace(budget, tuning=tuning)
+    drawn = sample(
+        problem, budget.tuning, draws=budget.draws, chains=budget.chains, seed=seed, thin=budget.thin,
+        burn_in=budget.burn_in, **vars(running),
+    )  # fmt: skip
+    if budget.tuning.fidelity:
+        half = halved(
+            problem, budget.tuning, ess=max(_HALF_FEWEST, _HALF_SHARE * budget.ess), seed=seed, guard=running.guard,
+            progress=running.progress,
+        )  # fmt: skip
+    return budget, drawn, found, half
+
+
 def _aiming(moves: Moves) -> Moves:
-    """Refinement aims at the target's covariance, not at a posterior's shape beyond it."""
+    """Refinement aims at the target's covariance, which a full step reaches, and not at a posterior's shape beyond it."""
+    if moves.structure != "full":
+        raise InvalidInput(
+            "refine", "left out for a scalar or diagonal step, which cannot reach the target", True,
+            "use structure='full'",
+        )  # fmt: skip
     if moves.fidelity == "auto":
         return replace(moves, fidelity=0.0)
     if moves.fidelity:

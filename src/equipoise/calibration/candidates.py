@@ -17,6 +17,7 @@ from equipoise.sampling.budget import leverage_seconds, predicted_seconds
 from equipoise.theory.completion import MARGIN, largest_fidelity_step
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.moments import Moments
+from equipoise.theory.tails import smallest_batch
 
 __all__ = ["Candidate", "cheapest", "consider"]
 
@@ -153,13 +154,8 @@ def _smallest_batch(
         b = moves.control_variate(size, batches).noise_factor(n)
         return b * rho <= _spread(ideal) and tails.kurtosis(step(size), 1.0 / size) <= _TAILS
 
-    low, high = min(smallest, n), n
-    if light(low):
-        return low, step(low)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if light(middle) else (middle, high)
-    return high, step(high)
+    size = smallest_batch(light, min(smallest, n), n) or n
+    return size, step(size)
 
 
 def _candidate(

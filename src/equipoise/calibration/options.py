@@ -98,8 +98,16 @@ class Moves:
         """The sampler where the options decide it: `"sgmcmc"` for a chain that is described by them, else `"auto"`."""
         if self.sampler != "auto":
             return self.sampler
-        described = self.gradient == "plain" or self.batches == "epochs" or self._described()
+        described = (
+            self.gradient == "plain" or self.batches == "epochs" or self.noise == "langevin" or bool(self._described)
+        )
         return "sgmcmc" if described else "control-variate" if self.gradient == "control-variate" else "auto"
+
+    @property
+    def _described(self) -> dict[str, object]:
+        """The options that describe a chain, where they are not those that a sampler chooses itself."""
+        given = {name: getattr(self, name) for name in ("momentum", "inverse_temperature", "proxy", "structure")}
+        return {name: value for name, value in given.items() if value != getattr(type(self), name)}
 
     @property
     def completed(self) -> bool:
@@ -128,24 +136,12 @@ class Moves:
         """The dynamics of a control-variate chain."""
         return Dynamics(batch_size, replacement=self.replacement, gradient="control-variate", batches=batches)
 
-    def _described(self) -> bool:
-        changed = (self.momentum, self.inverse_temperature, self.proxy, self.structure) != (
-            0.0,
-            np.inf,
-            "dq-exact",
-            "full",
-        )
-        return changed or self.noise == "langevin"
-
     def _require_automatic(self) -> None:
         """Refuse what the sampler chooses itself."""
-        own = {"momentum": 0.0, "inverse_temperature": np.inf, "proxy": "dq-exact", "structure": "full"}
-        for name, left in own.items():
-            if getattr(self, name) != left:
-                raise InvalidInput(
-                    name, "left out with sampler='control-variate'", shown(getattr(self, name)),
-                    "use sampler='sgmcmc' with gradient='control-variate'",
-                )  # fmt: skip
+        if self._described:
+            name, given = next(iter(self._described.items()))
+            remedy = "use sampler='sgmcmc' with gradient='control-variate'"
+            raise InvalidInput(name, "left out with sampler='control-variate'", shown(given), remedy)
         for name, refused in {"gradient": "plain", "batches": "epochs", "noise": "langevin"}.items():
             if getattr(self, name) == refused:
                 raise InvalidInput(name, "left out with sampler='control-variate'", repr(refused), f"remove {name}=")

@@ -106,7 +106,12 @@ def quantiles(model: Model, new: Rows, draws: Array, probabilities: tuple[float,
             found.append(low + (rank - k) * (high - low))
         return np.stack(found)
 
-    size = max(1, _BLOCK // len(draws))
+    return _by_blocks(one, new, len(draws))
+
+
+def _by_blocks(one: Callable[[Rows], Array], new: Rows, draws: int) -> Array:
+    """What is made of each block of rows and all draws, on all cores."""
+    size = max(1, _BLOCK // draws)
     parts = [new.take(slice(start, start + size)) for start in range(0, new.n, size)]
     with fixed_order(), ThreadPoolExecutor(cpu_count() or 1) as pool:
         return np.concatenate(list(pool.map(one, parts)), axis=1)
@@ -143,10 +148,7 @@ def observation_quantiles(model: GLM, new: Rows, draws: Array, probabilities: tu
         find = _whole_quantile if law.quantile is None else _quantile
         return np.stack([find(law, q, mu, p, below) for q in probabilities])
 
-    size = max(1, _BLOCK // len(some))
-    parts = [new.take(slice(start, start + size)) for start in range(0, new.n, size)]
-    with fixed_order(), ThreadPoolExecutor(cpu_count() or 1) as pool:
-        return np.concatenate(list(pool.map(one, parts)), axis=1)
+    return _by_blocks(one, new, len(some))
 
 
 def _quantile(law: Law, q: float, mu: Array, p: Array, below: Callable[[Array], Array]) -> Array:

@@ -59,14 +59,14 @@ class Option(NamedTuple):
         return inspect.Parameter(self.name, kind, default=self.default, annotation=Annotated[self.kind, about])
 
 
-def _or(word: str, number: type[float], words: str) -> dict[str, Any]:
-    """A number or a word."""
+def _auto_or(number: type[float], words: str) -> dict[str, Any]:
+    """A number, or the word that leaves it to the library."""
 
     def parse(text: str) -> object:
         try:
-            return text if text == word else number(text)
+            return text if text == "auto" else number(text)
         except ValueError:
-            raise typer.BadParameter(f"must be '{word}' or {words}; got {text!r}") from None
+            raise typer.BadParameter(f"must be 'auto' or {words}; got {text!r}") from None
 
     return {"parser": parse}
 
@@ -104,7 +104,7 @@ def table_file(path: Path | None) -> Path | None:
     return path
 
 
-_COUNT = _or("auto", int, "a whole number")
+_COUNT = _auto_or(int, "a whole number")
 _COL = "COL"
 
 READING = (
@@ -164,14 +164,14 @@ MOVES = (
     Option("sampler", str, "auto", _CHAIN, "auto takes the fastest chain; control-variate, sgmcmc (tuned SGD), or gaussian: "
            "N(estimate, target).", "NAME"),
     Option("fidelity", Any, "auto", _CHAIN, "Share of the posterior's skewness the draws keep: auto, or 0 to below 1.",
-           "X|auto", _or("auto", float, "a number from 0 to below 1")),
+           "X|auto", _auto_or(float, "a number from 0 to below 1")),
     Option("batch_size", Any, "auto", _CHAIN, "Rows per step.", "N|auto", _COUNT),
     Option("batches", str, "auto", _CHAIN, "How rows are drawn: auto, independent, leverage or epochs.", "NAME"),
     Option("gradient", str, "auto", _CHAIN, "auto, plain or control-variate.", "NAME"),
     Option("noise", str, "auto", _CHAIN, "auto, langevin, or completed to the target.", "NAME"),
     Option("momentum", float, 0.0, _CHAIN, "Heavy-ball coefficient, from 0 to below 1."),
     Option("inverse_temperature", Any, inf, _CHAIN, "inf is SGD; the number of rows is canonical SGLD.", "X|auto",
-           _or("auto", float, "a number")),
+           _auto_or(float, "a number")),
     Option("no_replacement", bool, False, _CHAIN, "Draw the rows of a batch without replacement."),
     Option("proxy", str, "dq-exact", _CHAIN, "Model of the noise: dq-exact, dq-const, ct or lr-ws.", "NAME"),
     Option("structure", str, "full", _CHAIN, "Form of the step matrix: full, diagonal or scalar.", "NAME"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.cards import Card
-from equipoise.checks import finite_array, whole
+from equipoise.checks import finite_array, part_size
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
@@ -24,14 +24,15 @@ from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
     Beside,
     Both,
+    DiagonalPass,
     LeverageWeight,
     LossPass,
     LossSums,
     MomentPass,
     MomentSums,
+    ProductPass,
 )
 from equipoise.models.problem import Derivatives
-from equipoise.models.products import DiagonalPass, ProductPass
 from equipoise.models.profile import profiled
 from equipoise.models.residuals import MiddlePass, ResidualPass, Scale, middle_pass, robust_scale
 from equipoise.models.rowwise import LinearRowwise, StackedPass, StackedSums
@@ -150,15 +151,7 @@ class LinearProblem(Card):
 
     def subsample(self, rows: int, seed: int | None) -> Self:
         """The same problem on random rows."""
-        rows = whole("tuning_rows", rows, 1, "pass an int such as 10_000")
-        if rows > self.source.n:
-            raise InvalidInput(
-                "tuning_rows",
-                f"between 1 and the number of rows, {self.source.n}",
-                rows,
-                "choose a size in that range",
-            )
-        return replace(self, source=self.source.sample(rows, seed))
+        return replace(self, source=self.source.sample(part_size(rows, self.source.n), seed))
 
     def marked(self, clusters: object = None, time: object = None) -> Self:
         """The same problem with clusters and times beside its rows."""

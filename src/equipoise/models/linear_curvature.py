@@ -85,7 +85,7 @@ class LinearCurvature:
     def third_along(self, vectors: Array) -> Array:
         """mean t_n (x_nᵀv)² x_n."""
         sums = self.problem.source.reduce(ThirdPass(self.problem.model, self.theta, vectors), vectors.size)
-        return sums.third / self.problem.source.n
+        return sums.total / self.problem.source.n
 
     def expansion(self, basis: Array) -> RankOneExpansion:
         """The rows' columns in θ = basis · z, and their scalar derivatives."""
@@ -141,12 +141,12 @@ class LinearCurvature:
     def scatter(self) -> Array:
         """mean g_n² x_n x_nᵀ."""
         sums = self.problem.source.reduce(ScatterPass(self.problem.model, self.theta, self.leverage))
-        return symmetric(sums.scatter) / self.problem.source.n
+        return symmetric(sums.total) / self.problem.source.n
 
     def cross(self, basis: Array) -> Array:
         """mean g_n h_n (x_nᵀ r)² x_n for every column r of a basis."""
         sums = self.problem.source.reduce(CrossPass(self.problem.model, self.theta, basis))
-        return sums.cross / self.problem.source.n
+        return sums.total / self.problem.source.n
 
     def leveraged(self, inverse: Array, hessian: Array) -> LinearCurvature:
         """The same for rows drawn by leverage."""
@@ -216,7 +216,7 @@ def leveraging(
         # no second derivative is negative, so that the mean leverage is tr(H⁻¹J)
         return Leveraging(root, float(np.sum(inverse * hessian)))
     if absolute is None:
-        absolute = problem.source.reduce(AbsolutePass(problem.settled(theta).model, theta)).absolute
+        absolute = problem.source.reduce(AbsolutePass(problem.settled(theta).model, theta)).total
     return Leveraging(root, float(np.sum(inverse * symmetric(absolute))) / problem.source.n)
 
 

@@ -16,9 +16,8 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.errors import FitFailed
-from equipoise.linalg import added_form, symmetric
+from equipoise.linalg import Total, added_form, symmetric
 from equipoise.models.problem import Relaxation, Scaled, Yardstick
-from equipoise.models.products import VectorSums
 from equipoise.models.profile import require_inside
 from equipoise.models.residuals import ResidualPass
 from equipoise.models.separation import recession, separated
@@ -93,9 +92,9 @@ class _GramPass:
 
     vector: Array
 
-    def __call__(self, rows: Rows) -> VectorSums:
+    def __call__(self, rows: Rows) -> Total:
         """Sums over one block."""
-        return VectorSums((weighted(rows, rows.counts) * (rows.x @ self.vector)) @ rows.x)
+        return Total((weighted(rows, rows.counts) * (rows.x @ self.vector)) @ rows.x)
 
 
 class _SpreadSums(NamedTuple):

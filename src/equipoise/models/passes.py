@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
-from equipoise.linalg import Sums, times_lower
+from equipoise.linalg import Sums, Total, times_lower
 from equipoise.models.core import Chances, lots, standing
 from equipoise.models.sums import counted, derivatives, forms, gram, gram_and_sum
 from equipoise.theory.curvature import ImagePass, emphasis
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AbsolutePass",
-    "AbsoluteSums",
     "Beside",
     "Both",
     "BothSums",
     "CorePass",
     "CoreSums",
     "CrossPass",
-    "CrossSums",
     "CurvaturePass",
     "CurvatureSums",
+    "DiagonalPass",
     "ImagesPass",
     "LeverageWeight",
     "Leveraging",
@@ -41,10 +40,9 @@ __all__ = [
     "LossSums",
     "MomentPass",
     "MomentSums",
+    "ProductPass",
     "ScatterPass",
-    "ScatterSums",
     "ThirdPass",
-    "ThirdSums",
     "standing_rows",
 ]
 
@@ -155,23 +153,17 @@ class Leveraging:
         return emphasis(self.of(x, h), self.mean)
 
 
-class AbsoluteSums(NamedTuple):
-    """Σ |h| x xᵀ."""
-
-    absolute: Array
-
-
 @dataclass(frozen=True)
 class AbsolutePass:
-    """Second derivatives at θ, without their signs."""
+    """Σ |h| x xᵀ: second derivatives at θ, without their signs."""
 
     model: GLM
     theta: Array
 
-    def __call__(self, rows: Rows) -> AbsoluteSums:
+    def __call__(self, rows: Rows) -> Total:
         """The sum over one block."""
         (h,) = derivatives(self.model.loss, rows, self.theta, 2)
-        return AbsoluteSums(gram(rows.x, np.abs(counted(rows, h))))
+        return Total(gram(rows.x, np.abs(counted(rows, h))))
 
 
 @dataclass(frozen=True)
@@ -197,25 +189,19 @@ class LeverageWeight:
         return np.concatenate([self.theta, self.leverage.root.ravel(), [self.leverage.mean]])
 
 
-class ScatterSums(NamedTuple):
-    """Σ g² x xᵀ."""
-
-    scatter: Array
-
-
 @dataclass(frozen=True)
 class ScatterPass:
-    """Scores at θ, of rows as they are drawn."""
+    """Σ g² x xᵀ: scores at θ, of rows as they are drawn."""
 
     model: GLM
     theta: Array
     leverage: Leveraging | None
 
-    def __call__(self, rows: Rows) -> ScatterSums:
+    def __call__(self, rows: Rows) -> Total:
         """The sum over one block."""
         g, h = derivatives(self.model.loss, rows, self.theta, 1, 2)
         square = g**2 if self.leverage is None else g**2 * self.leverage.emphasis(rows.x, h)
-        return ScatterSums(gram(rows.x, counted(rows, square)))
+        return Total(gram(rows.x, counted(rows, square)))
 
 
 class CurvatureSums(NamedTuple):
@@ -301,24 +287,18 @@ def standing_rows(kept: tuple[Array, ...], like: Source[Rows]) -> Rows:
     return Rows(np.stack(x, axis=1), y, weights, offset, like.names, frequency=times)
 
 
-class ThirdSums(NamedTuple):
-    """Σ t (xᵀv)² x for some vectors v."""
-
-    third: Array
-
-
 @dataclass(frozen=True)
 class ThirdPass:
-    """Third derivatives at θ along some vectors."""
+    """Σ t (xᵀv)² x: third derivatives at θ along some vectors v."""
 
     model: GLM
     theta: Array
     vectors: Array
 
-    def __call__(self, rows: Rows) -> ThirdSums:
+    def __call__(self, rows: Rows) -> Total:
         """Sums over one block."""
         t = counted(rows, *derivatives(self.model.loss, rows, self.theta, 3))
-        return ThirdSums((t * (self.vectors @ rows.x.T) ** 2) @ rows.x)
+        return Total((t * (self.vectors @ rows.x.T) ** 2) @ rows.x)
 
 
 @dataclass(frozen=True)
@@ -339,23 +319,46 @@ class ImagesPass(Generic[Sums]):
         return self.f.rank_one(h * (self.vectors @ rows.x.T), times_lower(rows.x, self.root), emphasis, rows.counts)
 
 
-class CrossSums(NamedTuple):
-    """Σ h g (xᵀr)² x for every column r of a basis, as columns."""
-
-    cross: Array
-
-
 @dataclass(frozen=True)
 class CrossPass:
-    """First times second derivatives at θ, against a basis."""
+    """Σ h g (xᵀr)² x for every column r of a basis, as columns: first times second derivatives at θ."""
 
     model: GLM
     theta: Array
     basis: Array
 
-    def __call__(self, rows: Rows) -> CrossSums:
+    def __call__(self, rows: Rows) -> Total:
         """The sum over one block."""
         g, h = derivatives(self.model.loss, rows, self.theta, 1, 2)
         square = (rows.x @ self.basis) ** 2
         square *= counted(rows, g * h)[:, None]
-        return CrossSums(rows.x.T @ square)
+        return Total(rows.x.T @ square)
+
+
+@dataclass(frozen=True)
+class ProductPass:
+    """Σ w ℓ'' (xᵀv) x at θ."""
+
+    model: GLM
+    theta: Array
+    vector: Array
+
+    def __call__(self, rows: Rows) -> Total:
+        """Sums over one block."""
+        return Total((_bend(self.model, self.theta, rows) * (rows.x @ self.vector)) @ rows.x)
+
+
+@dataclass(frozen=True)
+class DiagonalPass:
+    """Σ w ℓ'' x² at θ."""
+
+    model: GLM
+    theta: Array
+
+    def __call__(self, rows: Rows) -> Total:
+        """Sums over one block."""
+        return Total(_bend(self.model, self.theta, rows) @ rows.x**2)
+
+
+def _bend(model: GLM, theta: Array, rows: Rows) -> Array:
+    return counted(rows, *derivatives(model.loss, rows, theta, 2))

@@ -17,7 +17,7 @@ from equipoise.arrays import Array
 from equipoise.checks import one_of, shown, whole
 from equipoise.data.marks import Marks
 from equipoise.errors import EquipoiseWarning, InvalidInput
-from equipoise.linalg import symmetric
+from equipoise.linalg import Total, symmetric
 from equipoise.models.binding import verb
 from equipoise.models.clustered import ClusterSums, cluster_pass, clustered
 from equipoise.models.covariance import Covariance, left, pulled
@@ -213,10 +213,6 @@ def _require_own(kind: str, clusters: object, time: object, lags: int | None, sm
 # --- Heteroskedastic ----------------------------------------------------------------------------------
 
 
-class _Matrix(NamedTuple):
-    total: Array
-
-
 class Information(NamedTuple):
     """Σ w E[ℓ''] x xᵀ, which leverages are shares of."""
 
@@ -243,10 +239,10 @@ class _LeveragedPass:
     root: Array
     power: float
 
-    def __call__(self, block: Block) -> _Matrix:
+    def __call__(self, block: Block) -> Total:
         """The sum over one block."""
         scores = self.rowwise.inflated(block, self.rowwise.scores(block), self.root, self.power) - self.mean
-        return _Matrix((scores * self.rowwise.counts(block)[:, None]).T @ scores)
+        return Total((scores * self.rowwise.counts(block)[:, None]).T @ scores)
 
 
 def _leveraged(problem: Problem, rowwise: Rowwise, moments: Moments, power: float, known: Information | None) -> Array:

@@ -197,7 +197,7 @@ class Checkpoint:
         return f"{self.key}\n{json.dumps([draws.dtype.str, draws.shape, layout])}".encode()
 
     def _require(self, first: Record, header: bytes) -> None:
-        stored = self._payload(first, 0, min(first.length, len(header)))
+        stored = self._payload(first, min(first.length, len(header)))
         if first.kind == _HEADER and first.length == len(header) and stored == header:
             return
         if not stored.startswith(f"{self.key}\n".encode()):
@@ -213,7 +213,7 @@ class Checkpoint:
         chains, most, size = len(self._written), draws.shape[1], len(self._snapshot)
         if record.kind != _SAVE or record.length < size:
             raise Damaged(_OPENING)
-        snapshot = self._payload(record, 0, size)
+        snapshot = self._payload(record, size)
         written = np.frombuffer(snapshot, np.int64, chains).tolist()
         grown = all(a <= b <= most for a, b in zip(self._written, written, strict=True))
         row = draws[0, :1].nbytes
@@ -224,9 +224,9 @@ class Checkpoint:
             size += row * (b - a)
         self._snapshot, self._written = snapshot, written
 
-    def _payload(self, record: Record, offset: int, count: int) -> bytes:
+    def _payload(self, record: Record, count: int) -> bytes:
         out = np.empty(count, np.uint8)
-        self._journal.read_into(record, offset, out.data)
+        self._journal.read_into(record, 0, out.data)
         return out.tobytes()
 
     def _refuse(self, error: Damaged | OSError) -> NoReturn:

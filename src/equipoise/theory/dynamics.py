@@ -114,12 +114,8 @@ class BatchRule(Protocol):
         """Whether rows are drawn by leverage, and weighed for it."""
         ...
 
-    def factor(self, batch_size: int, n: int) -> float:
-        """b: the noise of a batch's mean over that of one row."""
-        ...
-
     def cumulants(self, batch_size: int, n: int) -> BatchCumulants:
-        """The same for third and fourth cumulants; the second's is b."""
+        """How the cumulants of a batch's mean follow from the moments of a row; the second's factor is b."""
         ...
 
 
@@ -130,10 +126,6 @@ class Independent:
     replacement: bool
     name: str = "independent"
     weighted: bool = False
-
-    def factor(self, batch_size: int, n: int) -> float:
-        """1/B with replacement, (N−B)/(B(N−1)) without."""
-        return 1.0 / batch_size if self.replacement else _without_replacement(batch_size, n)
 
     def cumulants(self, batch_size: int, n: int) -> BatchCumulants:
         """Powers of 1/B with replacement; what sampling from a finite population leaves without."""
@@ -148,10 +140,6 @@ class Leverage:
 
     name: str = "leverage"
     weighted: bool = True
-
-    def factor(self, batch_size: int, n: int) -> float:
-        """1/B."""
-        return 1.0 / batch_size
 
     def cumulants(self, batch_size: int, n: int) -> BatchCumulants:
         """Powers of 1/B."""
@@ -169,12 +157,8 @@ class Epochs:
     name: str = "epochs"
     weighted: bool = False
 
-    def factor(self, batch_size: int, n: int) -> float:
-        """(N−B)/(B(N−1)): a batch alone is one drawn without replacement."""
-        return _without_replacement(batch_size, n)
-
     def cumulants(self, batch_size: int, n: int) -> BatchCumulants:
-        """Those of a batch alone."""
+        """Those of a batch alone, which is one drawn without replacement."""
         return BatchCumulants.without_replacement(batch_size, n)
 
     def sizes(self, batch_size: int, n: int) -> tuple[int, ...]:
@@ -284,8 +268,7 @@ class Dynamics(Card):
 
     def noise_factor(self, n: int) -> float:
         """The factor b of the gradient noise: 1/B with replacement, (N−B)/(B(N−1)) without."""
-        self.require_batch_within(n)
-        return self.rule.factor(self.batch_size, n)
+        return self.cumulants(n).second
 
     def cumulants(self, n: int) -> BatchCumulants:
         """How the cumulants of a batch's mean follow from the moments of a row."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.linalg import blocks, cores, fixed_order, symmetric, tree_sum
+from equipoise.linalg import Total, blocks, cores, fixed_order, symmetric, tree_sum
 
 __all__ = ["Expansion", "FullExpansion", "RankOneExpansion", "expanded_rows"]
 
@@ -66,10 +66,6 @@ class Expansion(Protocol):
     def squares(self, S: Array) -> Array:
         """mean e² [½ (J_n S J_n)_jk T_n[S]_i + (J_n S T_ni S J_n)_jk]."""
         ...
-
-
-class _Tensor(NamedTuple):
-    total: Array
 
 
 @dataclass(frozen=True)
@@ -153,8 +149,8 @@ class RankOneExpansion:
         """Σ part over blocks of rows, given the products of every pair of a row's columns, on all cores in a fixed order."""
         n, dim = self.x.shape
 
-        def made(rows: slice) -> _Tensor:
-            return _Tensor(part(rows, _pairs(self.x[rows])))
+        def made(rows: slice) -> Total:
+            return Total(part(rows, _pairs(self.x[rows])))
 
         with fixed_order(), ThreadPoolExecutor(cores()) as pool:
             total = tree_sum(pool.map(made, blocks(n, dim * dim))).total

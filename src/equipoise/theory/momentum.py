@@ -119,7 +119,7 @@ def solve_step(equation: StepEquation, tolerance: float = 1e-13) -> tuple[Array 
         if error <= tolerance:
             return Y, error
         direction = (equation.source - equation.bracket(Y)) / equation.resistance - Y
-        Y, error, moved = _search(equation, Y, direction, error, shrink=0.5)
+        Y, error, moved = _search(equation, Y, direction, error)
         if not moved:
             break
     return _newton(equation, Y, error, tolerance)
@@ -148,15 +148,13 @@ def _newton(equation: StepEquation, Y: Array, error: float, tolerance: float) ->
         )
         v, _ = gmres(operator, -equation.residual(Y).ravel(), rtol=1e-12, M=scaling, restart=100, maxiter=5)
         direction = symmetric(v.reshape(dim, dim))
-        Y, error, moved = _search(equation, Y, direction, error, shrink=0.5)
+        Y, error, moved = _search(equation, Y, direction, error)
         if not moved:
             break
     return (Y if _positive(Y) and error < 1e-8 else None), error
 
 
-def _search(
-    equation: StepEquation, Y: Array, direction: Array, error: float, shrink: float
-) -> tuple[Array, float, bool]:
+def _search(equation: StepEquation, Y: Array, direction: Array, error: float) -> tuple[Array, float, bool]:
     """The longest damped step along `direction` that stays positive definite and lowers the residual."""
     length = 1.0
     while length > 1e-4:
@@ -165,7 +163,7 @@ def _search(
             found = equation.error(trial)
             if found < error:
                 return trial, found, True
-        length *= shrink
+        length *= 0.5
     return Y, error, False
 
 

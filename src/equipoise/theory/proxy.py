@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from equipoise.theory.dynamics import Dynamics
     from equipoise.theory.moments import Moments
 
-__all__ = ["PROXIES", "Noise", "proxy_noise"]
+__all__ = ["PROXIES", "Noise", "proxy_noise", "require_derived"]
 
 
 MOST_MOMENTUM = 0.9  # with epochs: with more, and few batches, tuning overflowed
@@ -69,7 +69,7 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
     """
     b, J = dynamics.noise_factor(moments.n), moments.loss_hessian
     if proxy == "dq-exact" and dynamics.batches == "epochs":
-        _require_derived(dynamics)
+        require_derived(dynamics)
         return Noise(b * moments.score_cov, None)
     if proxy == "dq-exact":
         still = dynamics.estimator.score_cov(moments, dynamics.rule)
@@ -96,7 +96,7 @@ def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -
     )
 
 
-def _require_derived(dynamics: Dynamics) -> None:
+def require_derived(dynamics: Dynamics) -> None:
     """Refuse what the law of epochs is not derived for."""
     if dynamics.gradient != "plain":
         raise InvalidInput(

@@ -22,7 +22,7 @@ from equipoise.theory.feasibility import not_convex, require_feasible, require_n
 from equipoise.theory.modes import step_matrix
 from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.momentum import StepEquation, solve_step
-from equipoise.theory.proxy import proxy_noise
+from equipoise.theory.proxy import proxy_noise, require_derived
 from equipoise.theory.requirements import require_noise, require_spread
 from equipoise.theory.stationary import Stationary, law, stationary
 from equipoise.theory.structured import best_structured, divergence
@@ -334,11 +334,7 @@ def _require_completable(
     if proxy != "dq-exact":
         raise InvalidInput("proxy", "'dq-exact' with noise='completed'", repr(proxy), "leave proxy out")
     if dynamics.batches == "epochs":
-        if dynamics.gradient != "plain":  # noise is completed by default then, and leaving it out is no way
-            raise InvalidInput(
-                "gradient", "'plain' with batches='epochs', for which no other is derived", repr(dynamics.gradient),
-                "leave it out, or use batches='independent' or 'leverage'",
-            )  # fmt: skip
+        require_derived(dynamics)  # noise is completed by default with other gradients, and leaving it out is no way
         raise InvalidInput(
             "noise", "'langevin' with batches='epochs', for which no other is derived", "'completed'", "leave it out"
         )

@@ -192,13 +192,7 @@ def linear_engine(
     """
     one_of("storage", storage, ("float64", "float32"), "leave it out")
     dynamics, center, n = tuning.dynamics, tuning.center, regression.n
-    root, noise, free = coordinates(tuning.step, tuning.noise, dynamics.temperature)
-    curvature = form_times(regression.precision, root).T @ root
-    if not regression.precision.any():
-        curvature = np.zeros(len(center))
-    elif free:
-        curvature, U = eigh(curvature)
-        root, curvature = np.ascontiguousarray(root @ U), np.maximum(curvature, 0.0)
+    root, noise, curvature = _whitening(regression, tuning)
     source, supply, queue, places = regression.source, None, None, IN_ORDER
     lottery = Lottery.of(regression.emphasis) if regression.emphasis.size else UNIFORM
     stored = isinstance(source, Scan) and not _held(source, tuning, storage, touched)
@@ -244,6 +238,18 @@ def linear_engine(
         supply,
         queue,
     )
+
+
+def _whitening(regression: Regression, tuning: Tuning) -> tuple[Array, Array, Array]:
+    """A root of Λ, and in its coordinates the scales of the injected noise and the prior's curvature."""
+    root, noise, free = coordinates(tuning.step, tuning.noise, tuning.dynamics.temperature)
+    if not regression.precision.any():
+        return root, noise, np.zeros(len(root))
+    curvature = form_times(regression.precision, root).T @ root
+    if not free:
+        return root, noise, curvature
+    values, U = eigh(curvature)
+    return np.ascontiguousarray(root @ U), noise, np.maximum(values, 0.0)
 
 
 def linear_coupling(regression: Regression, tuning: Tuning, guard: Guard) -> LinearCoupling:

@@ -11,7 +11,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.data.fields import Columns
-from equipoise.linalg import Sums, fixed_order, symmetric
+from equipoise.linalg import Sums, Total, fixed_order, symmetric
 from equipoise.models.core import ALIKE, Chances, lots, standing
 from equipoise.models.general.functions import DIRECTIONS
 from equipoise.theory.curvature import emphasis
@@ -21,19 +21,13 @@ if TYPE_CHECKING:
     from equipoise.models.general.problem import GeneralProblem, Padded
     from equipoise.theory.curvature import ImagePass
 
-__all__ = ["GeneralCurvature", "Leverage", "Total"]
+__all__ = ["GeneralCurvature", "Leverage"]
 
 _LOT = 1 << 12  # rows that tell how large tr(J_n S) is
 _SEVERAL = 8  # times what is between parameters and loss, that third derivatives keep of it
 # Leverages of rows are found with this many random directions where there are more parameters than that: they decide what
 # is drawn, and are weighed for, so that an estimate of them is as good in all but the noise it leaves.
 _DIRECTIONS_OF_LEVERAGE, _MANY = 8, 200
-
-
-class Total(NamedTuple):
-    """A sum over rows."""
-
-    total: Array
 
 
 class _FileSums(NamedTuple):

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.linalg import Sums, blocks, fixed_order, symmetric, tree_sum
-from equipoise.models.general.curvature import GeneralCurvature, Leverage, Total
+from equipoise.linalg import Sums, Total, blocks, fixed_order, symmetric, tree_sum
+from equipoise.models.general.curvature import GeneralCurvature, Leverage
 from equipoise.theory.expansion import FullExpansion
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.cards import Card
-from equipoise.checks import whole
+from equipoise.checks import part_size
 from equipoise.data.fields import Columns
 from equipoise.data.scanned import Scan
 from equipoise.data.source import Source
@@ -25,7 +25,7 @@ from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.engines.queue import require_queue
 from equipoise.engines.rules import QUEUEINGS
 from equipoise.errors import InvalidInput
-from equipoise.linalg import FLAT, Sums, curvature_axes, symmetric
+from equipoise.linalg import FLAT, Sums, Total, curvature_axes, symmetric
 from equipoise.models.general.curvature import GeneralCurvature
 from equipoise.models.general.factored import FactoredCurvature, factored_curvature
 from equipoise.models.general.products import diagonal, product
@@ -72,10 +72,6 @@ class Padded(NamedTuple):
 class _LossSums(NamedTuple):
     value: float
     gradient: Array
-
-
-class _HessianSums(NamedTuple):
-    hessian: Array
 
 
 class _ScoreSums(NamedTuple):
@@ -177,12 +173,7 @@ class GeneralProblem(Card):
 
     def subsample(self, rows: int, seed: int | None) -> Self:
         """The same problem on random rows."""
-        rows = whole("tuning_rows", rows, 1, "pass an int such as 10_000")
-        if rows > self.source.n:
-            raise InvalidInput(
-                "tuning_rows", f"between 1 and the number of rows, {self.source.n}", rows, "choose a size in range"
-            )
-        return replace(self, source=self.source.sample(rows, seed))
+        return replace(self, source=self.source.sample(part_size(rows, self.source.n), seed))
 
     def marked(self, clusters: object = None, time: object = None) -> Self:
         """The same problem with clusters and times beside its rows."""
@@ -347,15 +338,15 @@ class GeneralProblem(Card):
     def _with_hessian(self, f: Callable[[Padded], Sums], theta: Array, width: int) -> tuple[Sums, Array]:
         """Σ f, which makes `width` numbers of each row, and the mean Hessian; of files, in one pass. Call it in float64."""
 
-        def bend(b: Padded) -> _HessianSums:
-            return _HessianSums(np.array(self.functions.hessian(theta, b.rows, b.mask)))
+        def bend(b: Padded) -> Total:
+            return Total(np.array(self.functions.hessian(theta, b.rows, b.mask)))
 
         def both(b: Padded) -> BothSums:
             return BothSums(f(b), bend(b))
 
         across = self.model.structure.summed(theta.size)
         if self.source.in_memory:
-            sums, hessian = self.reduce(f, width), self.reduce(bend, across).hessian
+            sums, hessian = self.reduce(f, width), self.reduce(bend, across).total
         else:
             sums, (hessian,) = self.reduce(both, max(width, across))
         return sums, symmetric(hessian) / self.source.n

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.linalg import Total
 
 if TYPE_CHECKING:
     from equipoise.models.general.problem import GeneralProblem, Padded
@@ -18,10 +19,6 @@ __all__ = ["diagonal", "product"]
 _LOOKED = 1 << 28  # numbers in the scores that a diagonal is read off, at most: of more rows, a sample
 _PROBES, _ROUNDS = 4, 4  # random signs that tell how large second derivatives are beside squared scores, and how often
 _OUTSTANDING = 10.0  # times as large as others, that a second derivative is told apart
-
-
-class _Pulled(NamedTuple):
-    total: Array
 
 
 def product(problem: GeneralProblem, theta: Array, v: Array) -> Array:
@@ -36,8 +33,8 @@ def _bent(problem: GeneralProblem, theta: Array, v: Array) -> Array:
     """The rows' share of it; call it in float64."""
     functions = problem.functions
 
-    def bent(b: Padded) -> _Pulled:
-        return _Pulled(np.array(functions.product(theta, b.rows, b.mask, v)))
+    def bent(b: Padded) -> Total:
+        return Total(np.array(functions.product(theta, b.rows, b.mask, v)))
 
     return problem.reduce(bent, problem.summed).total / problem.source.n
 
@@ -53,9 +50,9 @@ def diagonal(problem: GeneralProblem, theta: Array) -> Array:
     few = max(1, _LOOKED // dim)
     some = problem if few >= problem.source.n else problem.subsample(few, seed=0)
 
-    def squared(b: Padded) -> _Pulled:
+    def squared(b: Padded) -> Total:
         g = np.asarray(functions.scores(theta, b.rows))[: b.size]
-        return _Pulled(b.counts @ (g * g))
+        return Total(b.counts @ (g * g))
 
     with jax.enable_x64(True):
         squares = some.reduce(squared, functions.scored).total / some.source.n
