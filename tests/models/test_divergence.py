@@ -292,6 +292,13 @@ def test_log_rising_factorial(r) -> None:
     assert log_rising(0.5, 1.0) == pytest.approx(math.lgamma(1.5), rel=1e-13)
 
 
+@counts
+def test_truncation_error_is_stated(name, constant) -> None:
+    for b in POWERS:
+        assert 0.0 < Beta(b).tail_error(FAMILIES[name], constant) < 1e-25
+    assert Beta(1.5).tail_error(FAMILIES["gaussian"], 1.0) == 0.0
+
+
 def test_nan_does_not_leave_the_table() -> None:
     loss = Beta(1.5).loss(FAMILIES["poisson"], None)
     with np.errstate(invalid="ignore"):

@@ -124,3 +124,27 @@ def with_curvature(x, slope, H, step, batch):
             seen.append(A @ S @ A.T + step @ (Y[j] + b * K) @ step - crossed - crossed.T)
         P = seen[-1]
     return np.mean(seen[:n], axis=0), np.array(mu)
+
+
+def simulate(x, y, theta, H, step, momentum, temperature, sizes, epochs, chains, seed):
+    """Deviations from the minimiser at every position of the later epochs, squared loss with a prior: (positions, draws, D)."""
+    rng, (N, D) = np.random.default_rng(seed), x.shape
+    prior, root = H - x.T @ x / N, np.linalg.cholesky(2.0 * temperature * step) if temperature else None
+    e, m, kept = np.zeros((chains, D)), np.zeros((chains, D)), []
+    residual = y - x @ theta
+    pull = -x.T @ residual / N  # minus the prior's gradient at the minimiser
+    for epoch in range(epochs):
+        order, used, seen = rng.permuted(np.tile(np.arange(N), (chains, 1)), axis=1), 0, []
+        for size in sizes:
+            rows = order[:, used : used + size]
+            used += size
+            xb = x[rows]
+            off = np.einsum("cbd,cd->cb", xb, e) - residual[rows]
+            m = momentum * m + np.einsum("cbd,cb->cd", xb, off) / size - pull + e @ prior
+            e = e - m @ step
+            if root is not None:
+                e = e + rng.normal(size=e.shape) @ root.T
+            seen.append(e)
+        if epoch >= epochs // 5:
+            kept.append(seen)
+    return np.concatenate(np.array(kept).transpose(0, 2, 1, 3), axis=0).transpose(1, 0, 2)

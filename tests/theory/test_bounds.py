@@ -1,4 +1,4 @@
-"""Wasserstein bounds (theory §8): each formula restated, and its range; test_accuracy.py has real chains below them."""
+"""Wasserstein bounds (theory §8): each formula restated, its range, and simulations that stay below it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 from scipy.linalg import sqrtm
+from scipy.optimize import minimize
 
 from equipoise.errors import InvalidInput
 from equipoise.theory.bounds import (
@@ -206,6 +207,20 @@ def test_implied_errors_hold_for_gaussians():
 # --- Shape: monotone, zero, scaling ----------------------------------------------------------------
 
 
+def test_bounds_grow_with_step_and_shrink_with_batch_and_temperature():
+    for function in (fourth_moment_bound, stationary_bound, lambda *a: finite_time_bound(*a, 300)):
+        base = function(C, STEP, BATCH, BETA).value
+        assert function(C, STEP * 1.1, BATCH, BETA).value > base
+        assert function(C, STEP, BATCH + 1, BETA).value < base
+        assert function(C, STEP, BATCH, BETA * 2).value < base
+        assert function(dataclasses.replace(C, score_fourth=3.0), STEP, BATCH, BETA).value > base
+    values = [finite_time_bound(C, STEP, BATCH, BETA, t).value for t in (1, 2, 10, 100, 1000)]
+    assert values[0] == 0.0  # both start at the minimiser, so the first step makes no error
+    assert np.all(np.diff(values) > 0)
+    kappas = [momentum_bound(C, 0.02, BATCH, k, 50).value for k in (0.0, 0.01, 0.03, 0.05)]
+    assert np.all(np.diff(kappas) > 0)
+
+
 def test_sgd_bound_is_of_first_order_in_step_over_batch():
     steps = np.array([1e-4, 1e-3, 1e-2])
     values = [stationary_bound(C, s, BATCH, math.inf).value for s in steps]
@@ -317,6 +332,106 @@ def test_the_headline_speaks_for_the_whole():
     assert str(whole) == str(parts[0])
 
 
+# --- Simulation: chain and proxy on the same batches and noise -------------------------------------
+
+
+class Logistic:
+    """Twelve observations in two dimensions; every loss carries its share of a ridge."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(11)
+        self.ridge = 0.3
+        self.x = rng.normal(size=(12, 2)) @ np.array([[1.0, 0.4], [0.0, 0.8]])
+        self.y = (rng.random(12) < 0.7).astype(float)
+
+        def loss(theta):
+            eta = self.x @ theta
+            return np.mean(np.logaddexp(0, eta) - self.y * eta) + self.ridge / 2 * theta @ theta
+
+        self.best = minimize(loss, np.zeros(2), tol=1e-12, options={"gtol": 1e-10}).x
+        p = 1 / (1 + np.exp(-self.x @ self.best))
+        self.scores = (p - self.y)[:, None] * self.x + self.ridge * self.best
+        self.scores -= self.scores.mean(0)  # removes the minimiser's residual gradient, about 1e-8
+        self.weights = p * (1 - p)
+        norms = np.linalg.norm(self.x, axis=1)
+        third = norms**3 / (6 * math.sqrt(3))
+        spectrum = np.linalg.eigvalsh((self.x.T * self.weights) @ self.x / 12) + self.ridge
+        self.constants = BoundConstants(
+            smoothness=float((norms**2).max() / 4 + self.ridge),
+            strong_convexity=self.ridge,
+            third_mean=float(third.mean()),
+            third_mean_square=float((third**2).mean()),
+            score_fourth=float((np.linalg.norm(self.scores, axis=1) ** 4).mean()),
+            hessian_min=float(spectrum[0]),
+            hessian_max=float(spectrum[-1]),
+            dim=2,
+            convex=True,
+        )
+
+    def couple(self, step, batch, beta, steps, momentum=0.0, replacement=True, chains=2000):
+        """Mean of ‖θ−ψ‖² and of ‖ψ−θ̂‖⁴ at times 0…steps, with the standard errors of both."""
+        rng = np.random.default_rng(3)
+        theta, psi = np.zeros((2, chains, 2)), np.zeros((2, chains, 2))  # position − θ̂, momentum
+        base = 1 / (1 + np.exp(-self.x @ self.best))
+        records = []
+        for _ in range(steps + 1):
+            samples = ((theta[0] - psi[0]) ** 2).sum(1), (psi[0] ** 2).sum(1) ** 2
+            records.append([f(s) for s in samples for f in (np.mean, lambda s: s.std() / math.sqrt(chains))])
+            rows = rng.integers(12, size=(chains, batch))
+            if not replacement:
+                rows = rng.random((chains, 12)).argsort(1)[:, :batch]
+            noise = math.sqrt(2 * step / beta) * rng.normal(size=(chains, 2))
+            x, score = self.x[rows], self.scores[rows].mean(1)
+            for state, exact in ((theta, True), (psi, False)):
+                eta = np.einsum("cbd,cd->cb", x, state[0])
+                if exact:
+                    shifted = 1 / (1 + np.exp(-(self.x @ self.best)[rows] - eta))
+                    slope = shifted - base[rows]
+                else:
+                    slope = self.weights[rows] * eta
+                gradient = score + np.einsum("cb,cbd->cd", slope, x) / batch + self.ridge * state[0]
+                state[1] = momentum * state[1] + gradient
+                state[0] += noise - step * state[1]
+        return np.array(records).T
+
+
+PROBLEM = Logistic()
+
+
+@pytest.mark.parametrize(("beta", "replacement"), [(math.inf, True), (math.inf, False), (60.0, True)])
+def test_simulated_distance_and_moment_stay_below_the_bounds(beta, replacement):
+    c, batch, steps = PROBLEM.constants, 10, 500
+    step = 0.99 * min(batch * c.hessian_min / (200 * c.smoothness**2), 1 / (4 * c.smoothness))
+    d2, d2_se, m4, m4_se = PROBLEM.couple(step, batch, beta, steps, replacement=replacement)
+    path = fourth_moment_path(c, step, batch, beta, steps + 1)
+    assert np.all(m4 <= path)
+    assert m4[-1] + 4 * m4_se[-1] < fourth_moment_bound(c, step, batch, beta).value
+    assert d2[-1] + 4 * d2_se[-1] < stationary_bound(c, step, batch, beta).value ** 2
+    for t in (2, 10, 100, steps):
+        default = finite_time_bound(c, step, batch, beta, t).value
+        # Fed with the moments actually seen the theorem is much sharper, and still has to hold.
+        seen = finite_time_bound(c, step, batch, beta, t, fourth_moments=(m4 + 4 * m4_se)[:t]).value
+        assert d2[t] + 4 * d2_se[t] < seen**2
+        assert seen < default
+    # Negative control: the simulation is able to refute bounds that are too small.
+    small = dataclasses.replace(c, score_fourth=c.score_fourth / 1e4, dim=0)
+    assert np.any(m4 - 4 * m4_se > fourth_moment_path(small, step, batch, beta, steps + 1))
+    flat = dataclasses.replace(c, third_mean=c.third_mean / 100, third_mean_square=c.third_mean_square / 1e4)
+    refuted = finite_time_bound(flat, step, batch, beta, steps, fourth_moments=m4[:steps]).value
+    assert d2[-1] - 4 * d2_se[-1] > refuted**2
+
+
+def test_simulated_momentum_stays_below_its_bound():
+    c, batch, beta, steps, kappa = PROBLEM.constants, 10, 60.0, 400, 0.02
+    step = 0.02
+    bound = momentum_bound(c, step, batch, kappa, steps, inverse_temperature=beta)
+    assert failing(bound) == set()
+    d2, d2_se, m4, m4_se = PROBLEM.couple(step, batch, beta, steps, momentum=kappa)
+    assert np.all(m4 <= fourth_moment_path(c, step, batch, beta, steps + 1, kappa))
+    seen = momentum_bound(c, step, batch, kappa, steps, fourth_moments=(m4 + 4 * m4_se)[:steps])
+    assert d2[-1] + 4 * d2_se[-1] < seen.value**2 < bound.value**2
+
+
 # --- Gelbrich --------------------------------------------------------------------------------------
 
 
@@ -331,6 +446,15 @@ def test_gelbrich_formulas():
         cross = np.real(sqrtm(root @ second @ root))
         expected = math.sqrt(shift @ shift + np.trace(first + second - 2 * cross))
         assert gelbrich(shift, first, np.zeros(5), second) == pytest.approx(expected, rel=1e-9)
+
+
+def test_gelbrich_is_a_distance():
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        points = [(rng.normal(size=3), a @ a.T) for a in rng.normal(size=(3, 3, 2))]  # singular covariances too
+        ab, bc, ac = (gelbrich(*points[i], *points[j]) for i, j in ((0, 1), (1, 2), (0, 2)))
+        assert ac <= ab + bc + 1e-12
+        assert ab == pytest.approx(gelbrich(*points[1], *points[0]), rel=1e-7)
 
 
 def test_gelbrich_keeps_its_digits_when_the_covariances_are_close():

@@ -172,6 +172,37 @@ def test_the_shift_and_the_remainder_are_those_of_the_recursion_with_curvature()
         assert 0.5 < more / law.remainder < 2.5
 
 
+@pytest.mark.parametrize(("batch", "momentum", "temperature"), [(20, 0.0, 0.0), (15, 0.5, 0.0), (30, 0.0, 1.0)])
+def test_simulated_chains_have_the_law(batch, momentum, temperature):
+    x, y, theta, m = regression(400, 3, seed=7, prior=4.0)
+    # the injected noise gives a fifth of the posterior's variance
+    beta = 5.0 * m.n if temperature else np.inf
+    dynamics = epochs(batch, momentum=momentum, inverse_temperature=beta)
+    step = (1.0 - momentum) * eq.tune(m, "sandwich", epochs(batch)).step
+    law = eq.stationary(m, step, dynamics)
+    sizes = reshuffled.batches(400, batch, False)
+    draws = reshuffled.simulate(x, y, theta, m.hessian, step, momentum, 1 / beta, sizes, epochs=100, chains=120, seed=1)
+    sd = np.sqrt(np.diag(law.cov))
+    # 9600 nearly independent epochs: an error of 1.5 % for a variance at a position, 0.6 % for the mean over the epoch
+    independent = eq.stationary(m, step, eq.Dynamics(batch, momentum, beta))
+    by_position = np.array([np.diag(np.cov(part, rowvar=False)) for part in draws])
+    for j in (1, law.epoch // 2, law.epoch):
+        np.testing.assert_allclose(by_position[j - 1], np.diag(law.cov_at(j)), rtol=0.06 + 2.0 * law.remainder)
+    found = by_position.mean(axis=0)
+    np.testing.assert_allclose(found, sd**2, rtol=0.02 + 2.0 * law.remainder)
+    assert np.all(found < 0.85 * np.diag(independent.cov))
+    # means are nearly free: an error of 1e-3 sd, four times that with injected noise
+    shift = draws.mean(axis=(0, 1))
+    assert np.abs(law.shift / sd).max() > 0.02
+    np.testing.assert_allclose(shift / sd, law.shift / sd, atol=0.012 if temperature else 0.004)
+    joined = draws.transpose(1, 0, 2) - shift
+    lag = 3
+    lagged = np.mean(np.einsum("ctd,cte->cde", joined[:, lag:], joined[:, :-lag]), axis=0) / (joined.shape[1] - lag)
+    inside = np.mean([reshuffled.Stacked(m.hessian, m.score_cov, step, momentum, 1 / beta, sizes, 400).lag(j, lag)
+                      for j in range(1, law.epoch - lag + 1)], axis=0)  # fmt: skip
+    np.testing.assert_allclose(lagged / np.outer(sd, sd), inside / np.outer(sd, sd), atol=0.03 + 2.0 * law.remainder)
+
+
 # theory §15: the roots nh for the sandwich, and for very many batches that of x/2 − 1 + (1 − e^{−x})/x = 1
 ROOTS = {2: 2.0000, 5: 2.6002, 20: 3.1688, 100: 3.3789, 10_000: 3.4362}
 

@@ -1,7 +1,7 @@
 """Sums of powers of count densities, Σ_t f(t|η)^b, with three derivatives: tabulated once, as polynomials (theory §9).
 
-In `p`, p[1] is b, p[2:18] holds the grid and the continuations of the table, and the coefficients of its polynomials
-follow. u, u1, u2, u3 are −log f and its derivatives; c is b − 1 for a loss and b for I.
+In `p`, p[1] is b, p[2:18] holds the grid and the continuations of the table, p[LEFT_OUT] its truncation error, and the
+coefficients of its polynomials follow. u, u1, u2, u3 are −log f and its derivatives; c is b − 1 for a loss and b for I.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from scipy.special import erfc, gammaln
 from equipoise.arrays import Array
 from equipoise.families.family import V, exp
 
-__all__ = ["count_table", "log_rising", "stirling", "tabulated_integral", "turn2", "turn3"]
+__all__ = ["LEFT_OUT", "count_table", "log_rising", "stirling", "tabulated_integral", "turn2", "turn3"]
 
 _NODES = 14  # Chebyshev nodes per cell for the third derivative of I
 _COEFFICIENTS = _NODES + 3  # it is integrated three times
-_TABLE = 18  # place in p of the first coefficient of a table
+LEFT_OUT, _TABLE = 18, 19  # places in p: the truncation error of a table, and its first coefficient
 
 
 def turn2(c: float, u1: V, u2: V) -> V:
@@ -83,7 +83,7 @@ def tabulated_integral(eta: V, p: Array, order: int) -> V:
 
 @lru_cache(maxsize=64)
 def count_table(b: float, dispersion: float) -> tuple[float, ...]:
-    """The grid, the continuations and the polynomials of a sum over counts.
+    """The grid, the continuations, the truncation error and the polynomials of a sum over counts.
 
     In each cell I''' is interpolated at Chebyshev nodes and integrated three times from the middle: the derivatives
     are then as accurate as the sums, where differentiating a fit of I would lose six digits. The cells shrink with b
@@ -96,7 +96,7 @@ def count_table(b: float, dispersion: float) -> tuple[float, ...]:
     half = 0.5 * (high - low) / cells
     nodes = np.append(chebpts1(_NODES), 0.0)
     eta = (low + half * (2.0 * np.arange(cells)[:, None] + 1.0 + nodes)).ravel()
-    sums = _count_sums(np.append(eta, [low, high]), b, dispersion)
+    sums, left_out = _count_sums(np.append(eta, [low, high]), b, dispersion)
     ends, grid = sums[:, -2:], sums[:, :-2].reshape(4, cells, -1)
     third = np.linalg.solve(np.vander(nodes[:-1], increasing=True), grid[3, :, :-1].T).T
     k = np.arange(_NODES)
@@ -106,7 +106,7 @@ def count_table(b: float, dispersion: float) -> tuple[float, ...]:
     slow, fast = ((b - 1.0) / 2.0, (b + 1.0) / 2.0) if dispersion == 0.0 else sorted((b - 1.0, b / dispersion))
     gap = min(max(fast - slow, 0.01), 1.0)
     below, above = _continuation(0.0, 1.0, ends[:, 0]), _continuation(-slow, -gap, ends[:, 1])
-    return (low, high, 0.5 / half, cells - 0.5, *below, *above, *table.ravel().tolist())
+    return (low, high, 0.5 / half, cells - 0.5, *below, *above, left_out, *table.ravel().tolist())
 
 
 def _continuation(m: float, k: float, derivatives: Array) -> list[float]:
@@ -115,8 +115,8 @@ def _continuation(m: float, k: float, derivatives: Array) -> list[float]:
     return [m, k, *np.linalg.solve(powers, derivatives).tolist()]
 
 
-def _count_sums(eta: Array, b: float, a: float) -> Array:
-    """Σ_t f(t)^b with three derivatives, (4, len(eta)); a = 0 is Poisson.
+def _count_sums(eta: Array, b: float, a: float) -> tuple[Array, float]:
+    """Σ_t f(t)^b with three derivatives, (4, len(eta)), and a bound on the share left out; a = 0 is Poisson.
 
     Term by term for small t, and for large t as an integral over log t, which the trapezoidal rule does with an error
     e^(−40). A smooth window hands over from one to the other near t = 64: a sum and an integral of a function
@@ -137,7 +137,10 @@ def _count_sums(eta: Array, b: float, a: float) -> Array:
     t = mu[far] * np.exp(grid)
     share = t * (grid[:, 1:2] - grid[:, :1]) * 0.5 * erfc((middle - eta[far, None] - grid) / width)
     total[:, far] += _powers(t, mu[far] * np.expm1(grid), mu[far], b, a, share)
-    return total
+    end = np.where(far[:, None], last, 411.0)
+    ratio = mu / (1.0 + a * mu) * np.maximum(a, (1.0 + a * end) / (1.0 + end))
+    beyond = _powers(end, end - mu, mu, b, a, -1.0 / np.expm1(b * np.log(ratio)))[0]
+    return total, float(np.max(beyond / total[0]))
 
 
 def _powers(t: Array, off: Array, mu: Array, b: float, a: float, share: Array) -> Array:
