@@ -48,7 +48,7 @@ def run(job: Job, scale: Scale) -> Result:
     closed = study.loss != "log" and job["batch"] == "0.1N" and not scale.smoke
     long = (*LONG_RULES, CLOSED) if closed else LONG_RULES
     # in small, a robust loss shows that it runs: its chains would take most of the time of all
-    floor = scale.pick(LONG_FLOOR, 0.08 if study.loss == "log" else 0.2)
+    floor = scale.pick(LONG_FLOOR, 0.08 if study.loss == "log" else 0.4)
     return {"rows": compare_rules(study, long, batch, seed, key, floor=floor)}
 
 
