@@ -17,7 +17,7 @@ import equipoise as eq
 from equipoise import InvalidInput
 from equipoise.data import cluster as cluster_module
 
-distributed = pytest.importorskip("distributed")
+dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
 N, FORMULA = 6000, "y ~ a + scale(b) + g"
 
 
@@ -96,6 +96,60 @@ def test_workers_that_a_cluster_has_given_up_come_back(folder, monkeypatch) -> N
         cluster.sync(cluster.workers.pop(0).close)
         found, expected = (data.reduce(Slow()) for data in (source, eq.data.scan(folder, FORMULA)))
         np.testing.assert_array_equal(found.total, expected.total)
+
+
+class Deadly(Slow):
+    """A pass that kills whoever makes it."""
+
+    def __call__(self, rows) -> Sums:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_dask_gives_up_is_started_anew_and_in_the_end_an_error(folder) -> None:
+    """Dask counts the deaths of workers for every task that waits there: with two killed at once twice, it gives them up."""
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.LocalCluster(**options) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        source = eq.data.scan(folder, FORMULA, executor=client)
+        timer = threading.Timer(0.35, os.kill, (next(iter(client.run(os.getpid).values())), signal.SIGKILL))
+        timer.start()
+        found = source.reduce(Slow())
+        timer.join()
+        np.testing.assert_array_equal(found.total, eq.data.scan(folder, FORMULA).reduce(Slow()).total)
+        with pytest.raises(
+            eq.ClusterLost, match=r"workers that read .*\.parquet died one after the other.*a smaller memory"
+        ):
+            source.reduce(Deadly())
+
+
+def test_a_result_that_arrives_as_waiting_for_it_ends_is_taken() -> None:
+    class Late:
+        """A future that is done between the end of waiting and the next look; and a client that gives it."""
+
+        asked = 0
+
+        def submit(self, *args, **named):
+            return self
+
+        def nthreads(self):
+            return {"one": 1}
+
+        def done(self) -> bool:
+            return self.asked > 0
+
+        def result(self, timeout):
+            self.asked += 1
+            if self.asked == 1:
+                raise TimeoutError
+            return 3
+
+        def release(self) -> None:
+            """Nobody needs it."""
+
+    assert cluster_module.ClusterExecutor(Late()).submit(max, 3).result() == 3
 
 
 def test_a_cluster_without_workers_is_a_clear_error(folder, monkeypatch) -> None:
