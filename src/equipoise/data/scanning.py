@@ -63,7 +63,7 @@ def scan(
     The data are read once at the start: levels, the numbers that `center`, `scale`, `poly` and the like learn, the number
     of rows, and a random sample are collected, and the encoding is frozen. It is the one that `eq.data.table` would find
     in memory; only the knots of splines (`bs`, `cr`, `cs`, `cc` with `df=`) come from a random sample of up to 100,000
-    rows. A call inside another that learns, as in `poly(scale(x), 2)`, takes one further pass.
+    rows. What a call learns from a function of another, as in `poly(exp(scale(x)), 2)`, takes one further pass.
 
     Parameters
     ----------
@@ -244,7 +244,7 @@ def _require(found: Found, asked: Asked) -> None:
 def _taught(
     found: Found, asked: Asked, room: int, executor: Executor | None
 ) -> tuple[Found, Lessons, Mapping[str, dict[str, Learnt]], int]:
-    """What the data tell, read until nothing is open: once, but for calls inside calls and misleading first rows."""
+    """What the data tell, read until nothing is open: once, but for calls of functions of calls and misleading first rows."""
     known: dict[str, dict[str, Learnt]] = {}
     readings, done = 0, False
     while not done:
