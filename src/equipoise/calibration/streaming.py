@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from equipoise.checks import shown
 from equipoise.data.design import Design
-from equipoise.data.files import opened
+from equipoise.data.files import is_streamed, opened
 from equipoise.data.parts import CSVPart, Mistyped, Part, numbered, unreadable
 from equipoise.data.passage import CHUNK
 from equipoise.data.scanned import Scan
@@ -27,10 +27,10 @@ _KINDS = (".parquet", ".csv")
 
 
 def is_stored(given: object) -> bool:
-    """Whether new rows are to be read from where they are: paths, datasets, or a scan."""
+    """Whether new rows are to be read from where they are: paths, datasets, streams, or a scan."""
     if isinstance(given, (list, tuple)):
         return bool(given) and all(isinstance(item, (str, Path)) for item in given)
-    return isinstance(given, (str, Path, Scan)) or hasattr(given, "get_fragments")
+    return isinstance(given, (str, Path, Scan)) or hasattr(given, "get_fragments") or is_streamed(given)
 
 
 def streamed(

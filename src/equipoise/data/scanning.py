@@ -22,7 +22,7 @@ from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, 
 from equipoise.data.column_encoding import column_encoder
 from equipoise.data.encoding import row_encoder
 from equipoise.data.fields import Columns
-from equipoise.data.files import opened, retyped
+from equipoise.data.files import as_floats, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
 from equipoise.data.parts import Mistyped, ParquetPart
@@ -165,7 +165,7 @@ def scan(
 def _found(source: object, asked: Asked) -> Found:
     """What the source is made of; of a Dask DataFrame, only the columns that are needed."""
     if not is_dask(source):
-        return opened(source)
+        return as_floats(opened(source), asked.bare)
     import pyarrow as pa
 
     frame: Any = source
