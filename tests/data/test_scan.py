@@ -240,6 +240,7 @@ def test_functions_of_ones_own(frame, folder) -> None:
         ({"formula": "y ~ a", "memory": 10}, "memory: must be a size"),
         ({"formula": "y ~ a", "memry": 10}, "did you mean memory"),
         ({"formula": "y ~ aa"}, "did you mean a"),
+        ({"formula": "y ~ A"}, "did you mean a"),
     ],
 )
 def test_options_that_are_wrong(options, words, folder) -> None:
