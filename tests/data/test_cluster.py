@@ -186,6 +186,8 @@ def test_a_dask_frame_is_read_partition_by_partition(client, frame, folder) -> N
     derived = dd.read_parquet(folder).query("a > 0").assign(c=lambda d: d["a"] ** 2)
     part = eq.data.scan(derived, "y ~ c")
     assert part.n == int((frame["a"] > 0).sum())
+    categories = eq.data.scan(dd.read_parquet(folder).categorize(["g"]), FORMULA)
+    np.testing.assert_allclose(categories.whole().x, expected.x, rtol=1e-12)
     with pytest.raises(InvalidInput, match=r"\['nothing'\], which the Dask DataFrame does not have"):
         eq.data.scan(dd.read_parquet(folder), "y ~ nothing")
     with pytest.raises(InvalidInput, match="one that was persisted"):

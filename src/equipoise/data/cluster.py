@@ -246,8 +246,14 @@ def partitions(source: Any, columns: Sequence[str]) -> tuple[PartitionPart, ...]
 
     tools: Any = optimization
     present = [name for name in columns if name in source.columns]
+    try:
+        every = source[present].to_delayed(optimize_graph=True)
+    except (
+        Exception
+    ):  # Dask cannot take columns of every frame: of one after .categorize() it stumbles over its own index
+        every = source.to_delayed(optimize_graph=True)
     parts = []
-    for k, delayed in enumerate(source[present].to_delayed(optimize_graph=True)):
+    for k, delayed in enumerate(every):
         recipe, _ = tools.cull(dict(delayed.__dask_graph__()), delayed.key)
         if any(type(task).__name__ == "Future" for task in recipe.values()):
             raise InvalidInput(
