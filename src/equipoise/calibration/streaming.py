@@ -46,8 +46,7 @@ def streamed(
         try:
             found = opened(given)
         except InvalidInput as error:
-            # the argument is the caller's
-            raise InvalidInput("X_new", error.requirement, error.given, error.remedy) from error
+            raise _of_caller(error) from error
         parts = [_as_fitted(part, design) if isinstance(part, CSVPart) else part for part in found.parts]
         found.require(columns, "X_new")
     done = 0
@@ -76,10 +75,19 @@ def _as_fitted(part: CSVPart, design: Design | None) -> CSVPart:
     return replace(part, types=tuple((name, kind(name, guessed)) for name, guessed in part.types))
 
 
+def _of_caller(error: InvalidInput) -> InvalidInput:
+    """The same of the caller's argument."""
+    return InvalidInput("X_new", error.requirement, error.given, error.remedy)
+
+
 def _frames(part: Part, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
     """The tables of a part; a value that a text file's column does not take is named by its row."""
     try:
         yield from numbered(part, columns, rows)
+    except InvalidInput as error:
+        if error.argument == "source":
+            raise _of_caller(error) from error
+        raise
     except Mistyped as error:
         assert isinstance(part, CSVPart)
         with part.location.reading():
