@@ -101,7 +101,9 @@ def one_of(name: str, value: object, choices: Iterable[str], remedy: str = "choo
 
 def nearest(word: object, known: Iterable[str]) -> str:
     """What to say of a word that may have been misspelt; nothing when no known one is close."""
-    close = get_close_matches(str(word), list(known), n=1, cutoff=0.6)
+    names = list(known)
+    alike = [name for name in names if name.lower() == str(word).lower()]
+    close = alike or get_close_matches(str(word), names, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""
 
 

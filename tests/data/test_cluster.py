@@ -17,7 +17,7 @@ import equipoise as eq
 from equipoise import InvalidInput
 from equipoise.data import cluster as cluster_module
 
-distributed = pytest.importorskip("distributed")
+dask, distributed = pytest.importorskip("dask"), pytest.importorskip("distributed")
 N, FORMULA = 6000, "y ~ a + scale(b) + g"
 
 
@@ -98,6 +98,60 @@ def test_workers_that_a_cluster_has_given_up_come_back(folder, monkeypatch) -> N
         np.testing.assert_array_equal(found.total, expected.total)
 
 
+class Deadly(Slow):
+    """A pass that kills whoever makes it."""
+
+    def __call__(self, rows) -> Sums:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_dask_gives_up_is_started_anew_and_in_the_end_an_error(folder) -> None:
+    """Dask counts the deaths of workers for every task that waits there: with two killed at once twice, it gives them up."""
+    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.LocalCluster(**options) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        source = eq.data.scan(folder, FORMULA, executor=client)
+        timer = threading.Timer(0.35, os.kill, (next(iter(client.run(os.getpid).values())), signal.SIGKILL))
+        timer.start()
+        found = source.reduce(Slow())
+        timer.join()
+        np.testing.assert_array_equal(found.total, eq.data.scan(folder, FORMULA).reduce(Slow()).total)
+        with pytest.raises(
+            eq.ClusterLost, match=r"workers that read .*\.parquet died one after the other.*a smaller memory"
+        ):
+            source.reduce(Deadly())
+
+
+def test_a_result_that_arrives_as_waiting_for_it_ends_is_taken() -> None:
+    class Late:
+        """A future that is done between the end of waiting and the next look; and a client that gives it."""
+
+        asked = 0
+
+        def submit(self, *args, **named):
+            return self
+
+        def nthreads(self):
+            return {"one": 1}
+
+        def done(self) -> bool:
+            return self.asked > 0
+
+        def result(self, timeout):
+            self.asked += 1
+            if self.asked == 1:
+                raise TimeoutError
+            return 3
+
+        def release(self) -> None:
+            """Nobody needs it."""
+
+    assert cluster_module.ClusterExecutor(Late()).submit(max, 3).result() == 3
+
+
 def test_a_cluster_without_workers_is_a_clear_error(folder, monkeypatch) -> None:
     monkeypatch.setattr(cluster_module, "_LOOK", 0.2)
     monkeypatch.setattr(cluster_module, "_PATIENCE", 1.0)
@@ -132,6 +186,8 @@ def test_a_dask_frame_is_read_partition_by_partition(client, frame, folder) -> N
     derived = dd.read_parquet(folder).query("a > 0").assign(c=lambda d: d["a"] ** 2)
     part = eq.data.scan(derived, "y ~ c")
     assert part.n == int((frame["a"] > 0).sum())
+    categories = eq.data.scan(dd.read_parquet(folder).categorize(["g"]), FORMULA)
+    np.testing.assert_allclose(categories.whole().x, expected.x, rtol=1e-12)
     with pytest.raises(InvalidInput, match=r"\['nothing'\], which the Dask DataFrame does not have"):
         eq.data.scan(dd.read_parquet(folder), "y ~ nothing")
     with pytest.raises(InvalidInput, match="one that was persisted"):

@@ -83,6 +83,20 @@ def test_a_plan_reads_the_files_at_most_eight_times(response, family, target, cl
         assert readings.total() - before <= N
 
 
+@pytest.mark.parametrize("options", [{"target": "HC3"}, {"target": "HAC", "lags": 2}])
+def test_calls_inside_calls_take_no_further_pass(options, folder, readings) -> None:
+    formula = "level ~ poly(scale(a), 2) + bs(center(scale(b)), knots=[0.5]) + g"
+    source = eq.data.scan(folder, formula)
+    assert readings.total() == N
+    plan = eq.plan(eq.glm("gaussian", divergence=eq.Huber()), source, **options)
+    assert readings.total() / N <= 8
+    assert source.passes == pytest.approx(readings.total() / N)
+    frame = pd.concat([pd.read_parquet(folder / f"{k}.parquet") for k in range(3)])
+    expected = eq.plan(eq.glm("gaussian", divergence=eq.Huber()), frame, formula=formula, **options)
+    np.testing.assert_allclose(plan.fit.theta, expected.fit.theta, rtol=1e-10)
+    np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.slow
 def test_a_loss_of_ones_own_is_read_at_most_eight_times(folder, heavy, readings) -> None:
     source = eq.data.scan(folder, columns={"x": ["a", "b"], "y": "count"})

@@ -37,6 +37,7 @@ FORMULAS = [
     "y ~ bs(a, knots=[4.0, 6.0], lower_bound=-5, upper_bound=20) + cc(b, df=3, constraints='center')",
     "scale(y) ~ a",
     "y ~ poly(scale(a), 2) + C(center(b) > 0)",
+    "y ~ poly(exp(scale(a)), 2) + cr(scale(b, scale=-2.0), knots=[0.1])",
     "y ~ center(`my col`) + a:center(b)",
 ]
 
@@ -239,6 +240,7 @@ def test_functions_of_ones_own(frame, folder) -> None:
         ({"formula": "y ~ a", "memory": 10}, "memory: must be a size"),
         ({"formula": "y ~ a", "memry": 10}, "did you mean memory"),
         ({"formula": "y ~ aa"}, "did you mean a"),
+        ({"formula": "y ~ A"}, "did you mean a"),
     ],
 )
 def test_options_that_are_wrong(options, words, folder) -> None:

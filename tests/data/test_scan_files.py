@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import equipoise as eq
 from equipoise import InvalidInput
 from equipoise.data import scanned as scan_module
+from equipoise.data.parts import CSVPart
 from tests.data.conftest import N, assert_same
 
 
@@ -336,3 +338,40 @@ class Height(NamedTuple):
 
 def height(block) -> Height:
     return Height(float(block.height))
+
+
+@pytest.mark.parametrize(("right", "most"), [("x + z", 1), ("x + I(z ** 2)", 3)])
+def test_fractions_that_come_late_in_every_text_file_take_few_readings(right, most, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 1 << 12)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=6000), "z": np.r_[rng.integers(0, 9, 5999), 2.5]})
+    frame["y"] = rng.poisson(1.0, 6000)
+    for k in range(6):
+        with (tmp_path / f"{k}.csv").open("w") as file:
+            file.write("x,z,y\n")
+            file.writelines(f"{x!r},{z:g},{y:.0f}\n" for x, z, y in frame.to_numpy().tolist())
+    opened, reader = Counter(), CSVPart.reader
+
+    def counted(self, columns, types, threads=True):
+        opened[self.label] += columns is not None
+        return reader(self, columns, types, threads)
+
+    monkeypatch.setattr(CSVPart, "reader", counted)
+    source = eq.data.scan(tmp_path, f"y ~ {right}")
+    assert max(opened.values()) <= most
+    expected = eq.data.table(pd.concat([frame] * 6), f"y ~ {right}")
+    np.testing.assert_allclose(source.whole().x, expected.x, rtol=1e-12)
+
+
+def test_streams_and_functions_are_tables_of_every_verb(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=300), "y": rng.poisson(1.0, 300)})
+
+    class Stream:
+        def __arrow_c_stream__(self, requested_schema=None):
+            return pa.Table.from_pandas(frame).__arrow_c_stream__(requested_schema)
+
+    cal = eq.calibrate(eq.glm("poisson"), frame, formula="y ~ x", draws=10, progress=False)
+    for given in (Stream(), lambda: (frame[:100], frame[100:])):
+        np.testing.assert_array_equal(eq.fit(eq.glm("poisson"), given, formula="y ~ x").theta, cal.fit.theta)
+        pd.testing.assert_frame_equal(cal.predict(given), cal.predict(frame))

@@ -293,7 +293,7 @@ def test_a_source_that_cannot_sort_must_be_in_order(panel, monkeypatch) -> None:
     problem = bound(panel, "poisson")
     fit = eq.fit(problem)
     monkeypatch.setattr(type(problem.source), "by_time", lambda self: self)
-    with pytest.raises(eq.InvalidInput, match=r"time: .* already in its order"):
+    with pytest.raises(eq.InvalidInput, match=r"time: .* already in its order.*row \d+, which is earlier than"):
         eq.robust(problem, fit, kind="HAC", time=panel["year"])
 
 

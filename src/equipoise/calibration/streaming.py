@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from equipoise.checks import shown
 from equipoise.data.design import Design
-from equipoise.data.files import opened
+from equipoise.data.files import is_streamed, opened
 from equipoise.data.parts import CSVPart, Mistyped, Part, numbered, unreadable
 from equipoise.data.passage import CHUNK
 from equipoise.data.scanned import Scan
@@ -27,10 +27,10 @@ _KINDS = (".parquet", ".csv")
 
 
 def is_stored(given: object) -> bool:
-    """Whether new rows are to be read from where they are: paths, datasets, or a scan."""
+    """Whether new rows are to be read from where they are: paths, datasets, streams, or a scan."""
     if isinstance(given, (list, tuple)):
         return bool(given) and all(isinstance(item, (str, Path)) for item in given)
-    return isinstance(given, (str, Path, Scan)) or hasattr(given, "get_fragments")
+    return isinstance(given, (str, Path, Scan)) or hasattr(given, "get_fragments") or is_streamed(given)
 
 
 def streamed(
@@ -46,8 +46,7 @@ def streamed(
         try:
             found = opened(given)
         except InvalidInput as error:
-            # the argument is the caller's
-            raise InvalidInput("X_new", error.requirement, error.given, error.remedy) from error
+            raise _of_caller(error) from error
         parts = [_as_fitted(part, design) if isinstance(part, CSVPart) else part for part in found.parts]
         found.require(columns, "X_new")
     done = 0
@@ -76,10 +75,19 @@ def _as_fitted(part: CSVPart, design: Design | None) -> CSVPart:
     return replace(part, types=tuple((name, kind(name, guessed)) for name, guessed in part.types))
 
 
+def _of_caller(error: InvalidInput) -> InvalidInput:
+    """The same of the caller's argument."""
+    return InvalidInput("X_new", error.requirement, error.given, error.remedy)
+
+
 def _frames(part: Part, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
     """The tables of a part; a value that a text file's column does not take is named by its row."""
     try:
         yield from numbered(part, columns, rows)
+    except InvalidInput as error:
+        if error.argument == "source":
+            raise _of_caller(error) from error
+        raise
     except Mistyped as error:
         assert isinstance(part, CSVPart)
         with part.location.reading():

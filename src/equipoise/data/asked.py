@@ -109,6 +109,20 @@ class Asked:
         return found
 
     @cached_property
+    def bare(self) -> set[str]:
+        """The columns that are numbers if they can be: used as they are, as weights or as offset, and for nothing else."""
+        if self.formula is None:
+            return set()
+        factors = [f for side in (self.parsed[0].lhs, self.parsed[0].rhs) for term in side for f in term.factors]
+        uses = Uses()
+        for factor in factors:
+            if str(factor.eval_method.value) == "python":
+                CallReader(self.formula, self.context, uses).read(factor.expr)
+        given = {self.beside[name] for name in ("weights", "offset") if name in self.beside}
+        plain = {f.expr for f in factors if str(f.eval_method.value) == "lookup"}
+        return (given | plain) - set(uses.roles) - set(self.marks)
+
+    @cached_property
     def rowwise(self) -> list[str]:
         """The expressions on the right-hand side whose values depend on their own row alone."""
         factors = (factor for term in self.parsed[0].rhs for factor in term.factors)

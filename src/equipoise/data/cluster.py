@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from equipoise.data.parts import unreadable
+from equipoise.data.parts import Part, unreadable
 from equipoise.errors import ClusterLost, InvalidInput
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ __all__ = [
 _AHEAD = 2
 # Seconds after which to look whether anybody is at work, and how long a cluster may be without workers.
 _LOOK, _PATIENCE = 10.0, 300.0
+# How often to start anew what Dask gives up: it does where four workers died, whoever killed them.
+_ANEW = 2
 
 
 def as_executor(given: object) -> Executor | None:
@@ -81,7 +84,7 @@ class ClusterExecutor:
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> _Pending:
         """Start fn(*args) on some worker."""
         try:
-            return _Pending(self.client.submit(fn, *args, pure=False), self.client)
+            return _Pending(self.client, fn, args)
         except Exception as error:  # whatever a connection that is gone raises
             raise _lost(error) from error
 
@@ -96,9 +99,10 @@ def _nothing() -> None:
 class _Pending:
     """A result to come from a worker."""
 
-    def __init__(self, future: Any, client: Any) -> None:
-        self._future = future
-        self._client = client
+    def __init__(self, client: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._client, self._args = client, args
+        self._start = partial(client.submit, fn, *args, pure=False)
+        self._future = self._start()
 
     def result(self) -> Any:
         """What was made; what the function raised, as it is; `ClusterLost` for what the cluster did."""
@@ -112,7 +116,7 @@ class _Pending:
             found = self._awaited()
         except KilledWorker as error:
             raise ClusterLost(
-                f"executor: the workers that read {_first_line(error)} died one after the other. To fix: look into their "
+                f"executor: the workers that read {_label(self._args)} died one after the other. To fix: look into their "
                 "logs; if they ran out of memory, pass a smaller memory= or give them more."
             ) from error
         except (CancelledError, Cancelled, CommClosedError, TimeoutError) as error:
@@ -123,11 +127,20 @@ class _Pending:
 
     def _awaited(self) -> Any:
         """The result, for as long as somebody can be at work on it."""
+        from distributed.scheduler import KilledWorker
+
+        anew = 0
         while True:
+            done = self._future.done()
             try:
                 return self._future.result(timeout=_LOOK)
+            except KilledWorker:
+                if anew == _ANEW:
+                    raise
+                anew += 1
+                self._future = self._start()
             except TimeoutError:
-                if self._future.done():
+                if done:  # it is what the task raised, not what waiting for it did
                     raise
                 _require_workers(self._client)
 
@@ -135,6 +148,13 @@ class _Pending:
         """It is not needed."""
         with suppress(Exception):
             self._future.cancel()
+
+
+def _label(args: tuple[Any, ...]) -> str:
+    """What is read in a task: a part, or one with its place, its number or marks of rows."""
+    items = [item for job in args for item in (job if isinstance(job, tuple) else (job,))]
+    parts = (getattr(item, "part", item) for item in items)
+    return next((part.label for part in parts if isinstance(part, Part)), "a part of the data")
 
 
 def _require_workers(client: Any) -> None:
@@ -226,8 +246,14 @@ def partitions(source: Any, columns: Sequence[str]) -> tuple[PartitionPart, ...]
 
     tools: Any = optimization
     present = [name for name in columns if name in source.columns]
+    try:
+        every = source[present].to_delayed(optimize_graph=True)
+    except (
+        Exception
+    ):  # Dask cannot take columns of every frame: of one after .categorize() it stumbles over its own index
+        every = source.to_delayed(optimize_graph=True)
     parts = []
-    for k, delayed in enumerate(source[present].to_delayed(optimize_graph=True)):
+    for k, delayed in enumerate(every):
         recipe, _ = tools.cull(dict(delayed.__dask_graph__()), delayed.key)
         if any(type(task).__name__ == "Future" for task in recipe.values()):
             raise InvalidInput(

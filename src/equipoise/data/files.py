@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     # a column that a path tells, and its value
     Constant = tuple[str, pa.Scalar]
 
-__all__ = ["opened", "paths_of", "retyped"]
+__all__ = ["as_floats", "is_streamed", "opened", "paths_of", "retyped"]
 
 # Row groups smaller than this are read together: opening a file costs as much as decoding some thousand rows.
 _PART_ROWS = 1 << 18
@@ -85,6 +85,12 @@ def opened(source: object) -> Found:
         "source", "paths, a dataset, a table, an Arrow stream, or a function that returns an iterator of DataFrames",
         shown(source), "pass for example 'trips/*.parquet'",
     )  # fmt: skip
+
+
+def is_streamed(source: object) -> bool:
+    """Whether tables are made only as they are asked for: by a function, or by Arrow streams of what is no table itself."""
+    tabular = hasattr(source, "to_pandas") or hasattr(source, "iloc")
+    return not tabular and (callable(source) or hasattr(source, "__arrow_c_stream__"))
 
 
 def paths_of(source: object) -> list[str]:
@@ -250,8 +256,24 @@ def _of_text(location: Location, constants: tuple[Constant, ...]) -> Found:
     return Found((replace(part, types=tuple(written)),), ((location.path, _with(pa.schema(written), constants)),))
 
 
+def as_floats(found: Found, columns: Collection[str]) -> Found:
+    """The same with whole numbers in these columns of text files read as numbers that may have fractions further on."""
+    import pyarrow as pa
+
+    def kind(name: str, guessed: pa.DataType) -> pa.DataType:
+        return pa.float64() if name in columns and pa.types.is_integer(guessed) else guessed
+
+    parts = (
+        replace(part, types=tuple((name, kind(name, guessed)) for name, guessed in part.types))
+        if isinstance(part, CSVPart)
+        else part
+        for part in found.parts
+    )
+    return Found(tuple(parts), found.schemas)
+
+
 def retyped(found: Found, label: str, columns: Collection[str]) -> Found:
-    """The same with the types of a text file's columns looked for in all of its rows."""
+    """The same with the types of a text file's columns looked for in all of its rows; where it has fractions, others may."""
     import pyarrow as pa
 
     parts = list(found.parts)
@@ -271,7 +293,8 @@ def retyped(found: Found, label: str, columns: Collection[str]) -> Found:
         raise unreadable(label, ValueError("values that its own columns do not take"))
     parts[k] = replace(part, types=types)
     schema = _with(pa.schema(list(types)), part.constants)
-    return Found(tuple(parts), tuple((name, schema if name == label else s) for name, s in found.schemas))
+    found = Found(tuple(parts), tuple((name, schema if name == label else s) for name, s in found.schemas))
+    return as_floats(found, [name for name, kind in types if pa.types.is_floating(kind)])
 
 
 def _casts(column: pa.Array, kind: pa.DataType) -> bool:

@@ -22,7 +22,7 @@ from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import CSVPart, Part, numbered
 from equipoise.data.spelling import Spelling, both_spellings, spellings
 from equipoise.data.stored import Learnt, frozen, thawed
-from equipoise.data.summaries import LEARNERS, Summary
+from equipoise.data.summaries import LEARNERS, Summary, learnt_by
 from equipoise.data.wording import placed_in
 from equipoise.linalg import fixed_order
 
@@ -368,20 +368,21 @@ def settled(
 ) -> tuple[dict[str, dict[str, Learnt]], bool]:
     """The numbers of the calls that could be found, knots from the sample among them; and whether that is all.
 
-    A call inside another is found first, and the data are read once more for the outer one.
+    A call around another one that only shifts and divides is found with it. For one that is around other expressions of a
+    call, the data are read once more.
     """
     unknown = [call for call in lessons.states if call not in known]
-    inner = {call for call in unknown if not any(other != call and other in call for other in unknown)}
-    state: dict[str, Any] = {call: thawed(numbers) for call, numbers in known.items()}
-    state |= {call: lessons.states[call][1].state() for call in inner}
-    if inner:
+    with np.errstate(all="ignore"):  # of a constant, which nothing divides by
+        learnt = learnt_by({call: lessons.states[call] for call in unknown})
+    state: dict[str, Any] = {call: thawed(numbers) for call, numbers in known.items()} | learnt
+    if learnt:
         values = asked.values(asked.taking(lessons.lot.frame).chosen)
         for factor in asked.factors:
             asked.evaluated(factor, values, {"C": _bare}, state)
-    found = {call: frozen(lessons.states[call][0], state[call]) for call in inner}
+    found = {call: frozen(lessons.states[call][0], state[call]) for call in learnt}
     # levels of an expression over numbers that were only found now have not been seen
     blind = any("C" in functions and functions & LEARNERS.keys() for functions in asked.factors.values())
-    done = not unknown or (len(inner) == len(unknown) and not blind)
+    done = not unknown or (len(learnt) == len(unknown) and not blind)
     return {**{call: dict(numbers) for call, numbers in known.items()}, **found}, done
 
 

@@ -22,7 +22,7 @@ from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, 
 from equipoise.data.column_encoding import column_encoder
 from equipoise.data.encoding import row_encoder
 from equipoise.data.fields import Columns
-from equipoise.data.files import opened, retyped
+from equipoise.data.files import as_floats, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
 from equipoise.data.parts import Mistyped, ParquetPart
@@ -63,7 +63,7 @@ def scan(
     The data are read once at the start: levels, the numbers that `center`, `scale`, `poly` and the like learn, the number
     of rows, and a random sample are collected, and the encoding is frozen. It is the one that `eq.data.table` would find
     in memory; only the knots of splines (`bs`, `cr`, `cs`, `cc` with `df=`) come from a random sample of up to 100,000
-    rows. A call inside another that learns, as in `poly(scale(x), 2)`, takes one further pass.
+    rows. What a call learns from a function of another, as in `poly(exp(scale(x)), 2)`, takes one further pass.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def scan(
 def _found(source: object, asked: Asked) -> Found:
     """What the source is made of; of a Dask DataFrame, only the columns that are needed."""
     if not is_dask(source):
-        return opened(source)
+        return as_floats(opened(source), asked.bare)
     import pyarrow as pa
 
     frame: Any = source
@@ -244,7 +244,7 @@ def _require(found: Found, asked: Asked) -> None:
 def _taught(
     found: Found, asked: Asked, room: int, executor: Executor | None
 ) -> tuple[Found, Lessons, Mapping[str, dict[str, Learnt]], int]:
-    """What the data tell, read until nothing is open: once, but for calls inside calls and misleading first rows."""
+    """What the data tell, read until nothing is open: once, but for calls of functions of calls and misleading first rows."""
     known: dict[str, dict[str, Learnt]] = {}
     readings, done = 0, False
     while not done:

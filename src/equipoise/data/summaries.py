@@ -7,16 +7,17 @@ need the extremes, and the places of their knots, for which a random sample of t
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
 from equipoise.arrays import Array
 
-__all__ = ["LEARNERS", "Extremes", "Nodes", "Spread", "Summary"]
+__all__ = ["LEARNERS", "Extremes", "Nodes", "Spread", "Summary", "learnt_by"]
 
 # Nodes that are kept before they are made fewer.
 _MOST_NODES = 4096
@@ -53,6 +54,10 @@ class Spread:
             self.center, self.scale, self.ddof,
         )  # fmt: skip
 
+    def moved(self, shift: float, unit: float) -> Spread:
+        """Of (x − shift)/unit."""
+        return replace(self, mean=(self.mean - shift) / unit, square=self.square / unit**2)
+
     def state(self) -> dict[str, object]:
         """What formulaic keeps."""
         center = (self.mean if self.center else None) if isinstance(self.center, bool) else float(self.center)
@@ -64,21 +69,31 @@ class Spread:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Numbers with weights that have the moments of some rows up to degree 2·degree + 1: what `poly` learns from."""
+    """Numbers with weights that have the moments of some rows up to degree 2·degree + 1: what `poly` learns from.
+
+    They are counted from an origin among the rows: far from zero the moments would be lost in rounding.
+    """
 
     x: Array
     weights: Array
     degree: int
+    origin: float
 
     @staticmethod
     def of(x: Array, times: Array, degree: int) -> Nodes:
         """Of one block."""
-        return Nodes(x, times, degree).fewer()
+        origin = float(x[0])
+        return Nodes(x - origin, times, degree, origin).fewer()
 
     def merged(self, other: Nodes) -> Nodes:
         """Of both."""
-        both = Nodes(np.concatenate([self.x, other.x]), np.concatenate([self.weights, other.weights]), self.degree)
+        x = np.concatenate([self.x, other.x + (other.origin - self.origin)])
+        both = Nodes(x, np.concatenate([self.weights, other.weights]), self.degree, self.origin)
         return both.fewer() if both.x.size > _MOST_NODES else both
+
+    def moved(self, shift: float, unit: float) -> Nodes:
+        """Of (x − shift)/unit."""
+        return replace(self, x=self.x / unit, origin=(self.origin - shift) / unit)
 
     def fewer(self) -> Nodes:
         """Gauss's nodes for these: eigenvalues of the Jacobi matrix of the polynomials orthogonal under them."""
@@ -88,7 +103,7 @@ class Nodes:
         kept = int(np.flatnonzero(np.append(norms[1:], 0.0) <= _NOTHING_LEFT * norms[:1])[0]) + 1
         beside = np.sqrt(norms[1:kept] / norms[: kept - 1])
         nodes, vectors = np.linalg.eigh(np.diag(alpha[:kept]) + np.diag(beside, 1) + np.diag(beside, -1))
-        return Nodes(nodes, norms[0] * vectors[0] ** 2, self.degree)
+        return replace(self, x=nodes, weights=norms[0] * vectors[0] ** 2)
 
     def _recurrence(self, count: int) -> tuple[Array, Array]:
         """α_0 … and ‖p_0‖² … of the monic polynomials orthogonal under the weights."""
@@ -106,7 +121,7 @@ class Nodes:
     def state(self) -> dict[str, object]:
         """What formulaic keeps."""
         alpha, norms = self._recurrence(self.degree + 1)
-        return {"alpha": dict(enumerate(alpha[: self.degree])), "norms2": dict(enumerate(norms))}
+        return {"alpha": dict(enumerate(self.origin + alpha[: self.degree])), "norms2": dict(enumerate(norms))}
 
 
 @dataclass(frozen=True)
@@ -120,6 +135,11 @@ class Extremes:
     def merged(self, other: Extremes) -> Extremes:
         """Of both."""
         return Extremes(min(self.low, other.low), max(self.high, other.high), self.written)
+
+    def moved(self, shift: float, unit: float) -> Extremes:
+        """Of (x − shift)/unit."""
+        ends = [(end - shift) / unit for end in (self.low, self.high)]
+        return Extremes(min(ends), max(ends), self.written)
 
     def state(self) -> dict[str, object]:
         """What formulaic keeps before it has knots."""
@@ -167,3 +187,31 @@ LEARNERS: dict[str, Callable[..., Summary]] = {
     "cs": _CUBIC,
     "cc": _CUBIC,
 }
+
+
+def learnt_by(states: Mapping[str, tuple[str, Summary]]) -> dict[str, dict[str, Any]]:
+    """What calls learn, those inside others too, from what all of them were given with no inner one applied yet.
+
+    One around a call that shifts and divides learns from the summary as that moves it. One around another expression of a
+    call learns nothing here.
+    """
+    found, moves = dict[str, dict[str, Any]](), dict[str, list[tuple[float, float]]]()
+    for call in sorted(states, key=len):  # what is inside comes first
+        _, summary = states[call]
+        inside = _first_argument(call)
+        if inside not in moves and any(other != call and other in call for other in states):
+            continue
+        before = moves.get(inside, [])
+        found[call] = reduce(lambda held, move: held.moved(*move), before, summary).state()
+        if isinstance(summary, Spread):
+            shift, unit = (found[call][key] for key in ("center", "scale"))
+            moves[call] = [*before, (np.float64(shift or 0.0), np.float64(1.0 if unit is None else unit))]
+    return found
+
+
+def _first_argument(call: str) -> str:
+    """As the text of a call inside a call is kept."""
+    from formulaic.utils.code import format_expr
+
+    arguments = ast.parse(call, mode="eval").body.args  # type: ignore[attr-defined]
+    return str(format_expr(arguments[0])) if arguments else ""

@@ -12,6 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overloa
 
 from equipoise.checks import checked_options, shown
 from equipoise.data.cluster import is_dask
+from equipoise.data.files import is_streamed
 from equipoise.data.scanned import Scan
 from equipoise.data.scanning import scan
 from equipoise.data.table import table
@@ -119,13 +120,13 @@ def _tabled(data: object, formula: str, options: Mapping[str, Any], executor: ob
 
 
 def _is_large(data: object) -> bool:
-    """Whether a table is read by a scan: several files, a dataset, or a file that is large or of another kind."""
+    """Whether a table is read by a scan: several files, a dataset, streams, or a file that is large or of another kind."""
     if isinstance(data, (str, Path)):
         if not isfile(data):
             return isdir(data) or has_magic(str(data))
         return getsize(data) > _LARGE or Path(data).suffix.lower() in {".arrow", ".feather", ".ipc", ".gz"}
     paths = isinstance(data, (list, tuple)) and all(isinstance(item, (str, Path)) for item in data)
-    return paths or hasattr(data, "get_fragments") or is_dask(data)
+    return paths or hasattr(data, "get_fragments") or is_dask(data) or is_streamed(data)
 
 
 def _source(data: object, own: bool, *beside: object) -> object:

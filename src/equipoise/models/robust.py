@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -266,9 +266,10 @@ def _smoothed(problem: Problem, rowwise: Rowwise, moments: Moments, lags: int) -
     # a product with the recent past, weighted: lag 0 enters half, so that the sum with its transpose has it once
     weights = 1.0 - np.arange(lags + 1) / (lags + 1.0)
     weights[0] = 0.5
-    recent, last, tied = np.zeros((0, dim)), -np.inf, 0
+    recent, last, tied, done = np.zeros((0, dim)), -np.inf, 0, 0
     for block in problem.source.by_time().blocks(dim * 2):
-        tied += _ties(block.marks, last)
+        tied += _ties(block.marks, last, problem.source, done)
+        done += block.height
         if block.marks is not None and block.marks.time is not None:
             last = float(block.marks.time[-1])
         if np.any(rowwise.counts(block) != 1.0):
@@ -293,14 +294,15 @@ def _smoothed(problem: Problem, rowwise: Rowwise, moments: Moments, lags: int) -
     return total + total.T
 
 
-def _ties(marks: Marks | None, last: float) -> int:
-    """Rows of a block with the time of the one before; times must not fall."""
+def _ties(marks: Marks | None, last: float, source: Any, done: int) -> int:
+    """Rows of a block with the time of the one before; times must not fall, which they do only in files."""
     if marks is None or marks.time is None:
         return 0
     steps = np.diff(marks.time, prepend=last)
     if np.any(steps < 0.0):
         raise InvalidInput(
             "time", "such that rows are already in its order, where they cannot be sorted in memory",
-            f"{int(np.sum(steps < 0.0))} rows that are earlier than the one before", "sort the files by it",
+            f"{source.row_name(done + int(np.argmax(steps < 0.0)))}, which is earlier than the one before",
+            "sort the files by it",
         )  # fmt: skip
     return int(np.sum(steps == 0.0))
