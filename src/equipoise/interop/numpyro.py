@@ -99,8 +99,8 @@ def bind(model: Callable[..., object], *args: object, plate: str = "data", **kwa
     >>> bind(program, np.arange(4.0), np.array([0.1, 0.9, 2.2, 2.8])).names
     ('log(scale)', 'slope')
     """
-    given = jax.tree.map(_array, (args, kwargs))
-    program = _Program(model, *given, plate)
+    args, kwargs = jax.tree.map(_array, (args, kwargs))
+    program = _Program(model, args, kwargs, plate)
     loss = Model(program.loss, init=program.start, regularizer=program.regularizer)
     source, tree = observations(program.rows)
     sites = Sites(program.outward, program.inward, tuple(program.labels))
