@@ -221,8 +221,9 @@ class CalibratedRegressor(RegressorMixin, _Calibrated):  # type: ignore[misc]
             with suppress(FitFailed):  # if it fails, so does the run, which says why
                 # with shape 1 the estimate is the same, as the shape multiplies loss and penalty alike
                 found = fit(glm("gamma", shape=1.0, prior_precision=precision), data)
-                shape = float(bind(model, data).settled(found.theta).constant or 1.0)
-                model = glm("gamma", shape=shape, prior_precision=precision * shape)
+                shape = bind(model, data).settled(found.theta).constant or np.inf
+                if shape * _EXACT < 1.0:  # else residuals are nothing to estimate from, as the run says
+                    model = glm("gamma", shape=shape, prior_precision=precision * shape)
         self.calibration_ = self._run(model, data)
         coef, intercept = self._split(self.calibration_.fit.theta)
         self.coef_, self.intercept_ = coef, float(intercept)
