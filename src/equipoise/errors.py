@@ -128,8 +128,9 @@ class ChainDiverged(EquipoiseError):
         self.chains = chains
         super().__init__(
             f"chain {chain} diverged at step {step}; the finite draws are kept in the .chains attribute of this error. "
-            "To fix: use a larger batch; where the loss is far from quadratic at the target's scale, a stronger prior "
-            "(prior_precision=...); or guard=6, which keeps draws within six standard deviations, and read its diagnosis."
+            "To fix: where the loss is far from quadratic at the target's scale, take smaller steps (target='posterior', "
+            "fidelity=0.99) or a stronger prior (prior_precision=...); else use a larger batch; or guard=6, which keeps draws "
+            "within six standard deviations, and read its diagnosis."
         )
 
 

@@ -223,6 +223,33 @@ def test_what_does_not_fit_is_named(moments) -> None:
         eqb.sgmcmc(tuning, eq.glm("poisson"))
 
 
+def test_positions_of_a_kernel(moments) -> None:
+    """Whole numbers, two precisions and flat vectors are taken through a scan; what has another shape is named."""
+    tuning = tuned(moments)
+    kernel, batch = eqb.sgmcmc(tuning, MODEL), jax.tree.map(lambda a: jnp.asarray(a[:60]), DATA)
+
+    def second(position):
+        keys = jax.random.split(jax.random.key(0), 2)
+        return jax.lax.scan(lambda s, k: (kernel.step(k, s, batch), None), kernel.init(position), keys)[0].position
+
+    want = flat(second({"a": jnp.zeros(()), "b": jnp.ones(2)}))
+    np.testing.assert_allclose(flat(second({"a": 0, "b": np.ones(2, dtype=int)})), want, rtol=1e-6)
+    np.testing.assert_allclose(flat(second({"a": jnp.float16(0), "b": jnp.ones(2)})), want, rtol=1e-6)
+    np.testing.assert_allclose(second(np.array([0.0, 1.0, 1.0])), want, rtol=1e-6)
+    slope = eqo.gradient(tuning, MODEL)
+    for position, named in (
+        ({"a": 0.0, "b": np.zeros(3)}, r"parameters b: must be of shape \(2,\)"),
+        ({"a": np.zeros(2), "b": 0.0}, r"parameters a: must be of shape \(\)"),
+        ({"a": 0.0, "c": np.zeros(2)}, "parameters: must be of the structure"),
+        (np.zeros(4), r"parameters: must be of shape \(3,\)"),
+    ):
+        for door in (kernel.init, lambda params: slope(params, batch)):
+            with pytest.raises(eq.InvalidInput, match=named):
+                door(position)
+    with pytest.raises(eq.InvalidInput, match=r"start with kernel\.init"):
+        kernel.step(jax.random.key(0), {"a": 0.0, "b": np.zeros(2)}, batch)
+
+
 def test_parameters_that_are_held_stay_usable_in_their_precision() -> None:
     """Arrays that are constants of a loss in float64 are not spoilt for the user's own float32 functions."""
     held = np.linspace(0.5, 1.5, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import equipoise as eq
@@ -85,6 +86,25 @@ def test_the_posterior_is_that_of_nuts(problem) -> None:
     exported = cal.to_arviz(log_likelihood=True)
     assert set(exported["posterior"].data_vars) == {"effect", "slope", "scale", "precision"}
     assert exported["log_likelihood"]["y"].shape[-1] == len(y)
+
+
+def test_improper_priors_and_columns_of_a_table() -> None:
+    """Flat priors give least squares; of log(scale) the mode is at RSS/(N − 1), since a flat scale has a Jacobian."""
+    x, _, y = data(n=60)
+
+    def program(frame, y):
+        slope = numpyro.sample("slope", dist.ImproperUniform(dist.constraints.real_vector, (), (2,)))
+        scale = numpyro.sample("scale", dist.ImproperUniform(dist.constraints.positive, (), ()))
+        with numpyro.plate("data", len(y)):
+            numpyro.sample("y", dist.Normal(slope[0] * frame["u"] + slope[1] * frame["v"], scale), obs=y)
+
+    columns = {"u": pd.Series(x[:, 0]), "v": pd.Series(x[:, 1])}
+    found = eq.fit(eqn.bind(program, columns, y=pd.Series(y))).params
+    slope, (squares,) = np.linalg.lstsq(x, y, rcond=None)[:2]
+    np.testing.assert_allclose(found["slope"], slope, rtol=1e-6)
+    np.testing.assert_allclose(found["scale"], np.sqrt(squares / 59), rtol=1e-6)
+    with pytest.raises(eq.InvalidInput, match=r"args\[0\]\['u'\], args\[0\]\['v'\], kwargs\['y'\] add up"):
+        eqn.bind(lambda frame, y: program(frame, y - jnp.mean(y)), columns, y=y)
 
 
 @pytest.mark.slow

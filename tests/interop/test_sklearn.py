@@ -10,7 +10,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LogisticRegression, PoissonRegressor, Ridge
+from sklearn.linear_model import GammaRegressor, LogisticRegression, PoissonRegressor, Ridge
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -73,12 +73,14 @@ def test_the_posterior_of_least_squares_has_the_residuals_scale() -> None:
     np.testing.assert_allclose(np.r_[ours.intercept_std_error_, ours.std_errors_], errors, rtol=1e-6)
 
 
-def test_counts_are_those_of_poisson_regression() -> None:
+@pytest.mark.parametrize(("family", "other"), [("poisson", PoissonRegressor), ("gamma", GammaRegressor)])
+def test_positive_responses_are_those_of_their_regressions(family, other) -> None:
     X, _, _ = regression()
-    y = np.random.default_rng(3).poisson(np.exp(0.2 * X[:, 0] - 0.1 * X[:, 1]))
-    ours = CalibratedRegressor("poisson", alpha=2.0, ess=50).fit(X, y)
+    rng, mean = np.random.default_rng(3), np.exp(0.2 * X[:, 0] - 0.1 * X[:, 1])
+    y = rng.poisson(mean) if family == "poisson" else rng.gamma(3.0, mean / 3.0)
+    ours = CalibratedRegressor(family, alpha=2.0, ess=50).fit(X, y)
     # theirs averages the loss over rows
-    theirs = PoissonRegressor(alpha=2.0 / len(y), tol=1e-10, max_iter=1000).fit(X, y)
+    theirs = other(alpha=2.0 / len(y), tol=1e-10, max_iter=1000).fit(X, y)
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5)
     np.testing.assert_allclose(ours.predict(X[:5]), theirs.predict(X[:5]), rtol=1e-5)
 

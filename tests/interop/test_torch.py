@@ -110,6 +110,9 @@ def test_one_call(fitted, tmp_path) -> None:
     by_hand = np.einsum("sij,nj->sni", cal.chains.tree()["weight"].reshape(-1, 2, 2)[:20], X[:5].numpy())
     by_hand += cal.chains.tree()["bias"].reshape(-1, 1, 2)[:20]
     np.testing.assert_allclose(out, by_hand, rtol=1e-6)
+    density = cal.to_arviz(log_likelihood=True)["log_likelihood"]["y"].to_numpy()[0, :20, :5]
+    by_hand = np.stack([-loss(each, Y[:5]).numpy() for each in torch.from_numpy(out)])
+    np.testing.assert_allclose(density, by_hand, rtol=1e-6)
     again = eq.load(cal.save(tmp_path / "run.eqz"))
     np.testing.assert_array_equal(again.chains.tree()["bias"], cal.chains.tree()["bias"])
 
@@ -195,7 +198,9 @@ def test_the_reference_is_the_gradient_of_all_rows(fitted) -> None:
 
         return evaluate
 
-    chain.reference(closure(X, Y))
+    state = chain.reference(closure(X, Y)).state_dict()
+    chain = eqt.SGD(net.parameters(), tuning, seed=8)
+    chain.load_state_dict(state)  # the reference is a part of it
     away = torch.linspace(-0.3, 0.3, 6)
     theta = torch.tensor(tuning.center, dtype=torch.float32) + away
     chain._write(theta)
@@ -233,10 +238,13 @@ def test_shuffled_loaders_are_detected(fitted) -> None:
     eqt.SGD(net.parameters(), epochs, loader=shuffled)
     drawn = torch.utils.data.DataLoader(DATA, 40, sampler=torch.utils.data.RandomSampler(DATA, replacement=True))
     eqt.SGD(net.parameters(), tuning, loader=drawn)
+    ragged = torch.utils.data.RandomSampler(DATA, replacement=True, num_samples=410)
     for wrong, named in (
         (torch.utils.data.DataLoader(DATA, batch_size=40), "own order"),
         (eqt.loader(DATA, 20), "40 rows"),
         (eqt.loader(DATA, 40, batches="epochs"), "epochs"),
+        (eqt.loader(DATA, 40, replacement=False), "replacement=False"),
+        (torch.utils.data.DataLoader(DATA, 40, sampler=ragged), "smaller last batch"),
     ):
         with pytest.raises(eq.InvalidInput, match=named):
             eqt.SGD(net.parameters(), tuning, loader=wrong)
@@ -430,6 +438,7 @@ def test_a_regulariser_of_ones_own() -> None:
         (lambda: eqt.Model(linear(), CE, prior_precision=np.ones(4)), (X, Y), "prior_precision"),
         (lambda: eqt.Model(CE.forward, CE), (X, Y), "torch.nn.Module"),
         (lambda: eqt.Model(linear(), CE), {"x": X}, "map-style dataset"),
+        (lambda: eqt.Model(linear(), CE), [{"x": X[0], "y": Y[0]}], "a row that is"),
         (
             lambda: eqt.Model(torch.nn.Sequential(linear(), Through(torch.nn.functional.dropout)), loss),
             (X, Y),

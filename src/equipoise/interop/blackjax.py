@@ -10,6 +10,7 @@ import numpy as np
 from blackjax.base import SamplingAlgorithm
 
 from equipoise.arrays import PyTree
+from equipoise.checks import shown
 from equipoise.errors import InvalidInput
 from equipoise.interop.gradients import flat_gradient, general_model, raveled
 from equipoise.interop.moves import move_of
@@ -55,12 +56,14 @@ def sgmcmc(tuning: Tuning, model: Model | GeneralProblem) -> SamplingAlgorithm:
 
     def init(position: PyTree, rng_key: jax.Array | None = None) -> SGMCMCState:
         del rng_key
-        # arrays of one kind from the first step on, so that a scan can carry them
-        position = jax.tree.map(jnp.asarray, position)
-        theta, _ = raveled(loss.structure, position)
+        theta, back = raveled(loss.structure, position)
+        # arrays of the kind that steps make of them, so that a scan can carry them
+        position = jax.tree.map(jnp.add, position, back(jnp.zeros_like(theta)))
         return SGMCMCState(position, jnp.zeros_like(theta) if momentum else jnp.zeros(0, theta.dtype))
 
     def kernel(rng_key: jax.Array, state: SGMCMCState, minibatch: PyTree) -> SGMCMCState:
+        if not isinstance(state, SGMCMCState):
+            raise InvalidInput("state", "one of this kernel's", shown(type(state)), "start with kernel.init(params)")
         theta, back = raveled(loss.structure, state.position)
         g = slope(theta, minibatch).astype(theta.dtype)
         velocity = momentum * state.velocity + g if momentum else state.velocity
@@ -76,7 +79,8 @@ def sgld(tuning: Tuning) -> SGLDSettings:
     """The step size and temperature with which `blackjax.sgld` is the tuned chain.
 
     BlackJAX steps by ε times the gradient of the log posterior, −N ∇L, and injects noise of variance 2 T ε: a scalar step λ
-    of the mean loss at inverse temperature β is therefore ε = λ/N and T = N/β, which is 0 for SGD.
+    of the mean loss at inverse temperature β is therefore ε = λ/N and T = N/β, which is 0 for SGD. A tuning for control
+    variates goes with `blackjax.sgmcmc.gradients.control_variates`.
 
     Parameters
     ----------

@@ -115,12 +115,23 @@ def general_model(model: object) -> Model:
 
 
 def raveled(structure: Structure, params: PyTree) -> tuple[Traced, Callable[[Traced], PyTree]]:
-    """The coordinates of a tree of parameters, and how a gradient in them becomes a tree; constants have none."""
-    if structure.basis is not None:
-        return jnp.asarray(params), lambda flat: flat
+    """The coordinates of a tree of parameters, and how a gradient in them becomes a tree; constants have none.
+
+    Coordinates that are flat already stay so.
+    """
+    if structure.basis is not None or _is_flat(structure, params):
+        _require_shape("parameters", (structure.dim,), params)
+        return _floating(params), lambda flat: flat
     leaves, tree = jax.tree.flatten(params)
-    parts = [jnp.asarray(leaf) for leaf, varies in zip(leaves, structure.varies, strict=True) if varies]
-    theta = jnp.concatenate([jnp.ravel(part) for part in parts])
+    if tree != structure.treedef:
+        raise InvalidInput(
+            "parameters", f"of the structure {structure.treedef}, or a vector of {structure.dim} numbers", str(tree),
+            "pass fit.params",
+        )  # fmt: skip
+    parts = [leaf for leaf, varies in zip(leaves, structure.varies, strict=True) if varies]
+    for part, (name, shape) in zip(parts, structure.trained, strict=True):
+        _require_shape(f"parameters {name}", shape, part)
+    theta = jnp.concatenate([jnp.ravel(_floating(part)) for part in parts])
 
     def back(flat: Traced) -> PyTree:
         found, start = [], 0
@@ -134,3 +145,18 @@ def raveled(structure: Structure, params: PyTree) -> tuple[Traced, Callable[[Tra
         return jax.tree.unflatten(tree, found)
 
     return theta, back
+
+
+def _is_flat(structure: Structure, params: PyTree) -> bool:
+    return structure.treedef != jax.tree.structure(0.0) and isinstance(params, (np.ndarray, jax.Array))
+
+
+def _require_shape(name: str, shape: tuple[int, ...], given: PyTree) -> None:
+    if jnp.shape(given) != shape:
+        raise InvalidInput(name, f"of shape {shape}", f"shape {jnp.shape(given)}", "pass fit.params")
+
+
+def _floating(a: PyTree) -> Traced:
+    """Whole numbers, as a start may have them, have no gradient."""
+    found = jnp.asarray(a)
+    return found if jnp.issubdtype(found.dtype, jnp.floating) else found.astype(float)

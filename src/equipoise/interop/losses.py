@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from equipoise.arrays import Array
@@ -18,14 +17,9 @@ def losses(problem: Problem, draws: Array) -> Array:
     assert isinstance(problem, GeneralProblem)  # there is no other kind without a linear predictor
     parts, longest = [], 0
     with jax.enable_x64(True):
-        each = jax.jit(
-            lambda thetas, rows: jax.lax.map(
-                lambda theta: jax.vmap(problem.functions.row, (None, 0))(theta, rows), thetas
-            )
-        )
         for block in problem.source.blocks(len(draws)):
             longest = max(longest, block.height)
             padded = problem.padded(block, longest)
-            found = np.asarray(each(jnp.asarray(draws), padded.rows))[:, : padded.size]
+            found = np.asarray(problem.functions.losses(draws, padded.rows))[:, : padded.size]
             parts.append(np.repeat(found, padded.counts.astype(np.int64), axis=1))
     return np.concatenate(parts, axis=1)

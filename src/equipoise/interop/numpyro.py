@@ -25,6 +25,7 @@ from numpyro.distributions.transforms import (
     SigmoidTransform,
     Transform,
 )
+from numpyro.infer import init_to_uniform
 from numpyro.infer.util import potential_energy
 
 from equipoise.arrays import Array, PyTree
@@ -98,6 +99,7 @@ def bind(model: Callable[..., object], *args: object, plate: str = "data", **kwa
     >>> bind(program, np.arange(4.0), np.array([0.1, 0.9, 2.2, 2.8])).names
     ('log(scale)', 'slope')
     """
+    args, kwargs = jax.tree.map(_array, (args, kwargs))
     program = _Program(model, args, kwargs, plate)
     loss = Model(program.loss, init=program.start, regularizer=program.regularizer)
     source, tree = observations(program.rows)
@@ -120,7 +122,7 @@ class _Program:
         self.leaves = [leaf for _, leaf in paths]
         self.is_row = [np.ndim(leaf) > 0 and np.shape(leaf)[0] == self.size for leaf in self.leaves]
         self.rows = {
-            keystr(path): np.asarray(leaf) for (path, leaf), row in zip(paths, self.is_row, strict=True) if row
+            _argument(path): np.asarray(leaf) for (path, leaf), row in zip(paths, self.is_row, strict=True) if row
         }
         self.keys = tuple(self.rows)
         if not self.rows:
@@ -135,11 +137,13 @@ class _Program:
     def _look(self) -> None:
         """Find the sites that vary and the plate's size, whatever values there are."""
         args, kwargs = self.given
-        trace = handlers.trace(handlers.seed(self.model, jax.random.key(0))).get_trace(*args, **kwargs)
+        # NumPyro's own start, as improper priors have nothing to draw from
+        begun = handlers.substitute(handlers.seed(self.model, jax.random.key(0)), substitute_fn=init_to_uniform)
+        trace = handlers.trace(begun).get_trace(*args, **kwargs)
         self.size = _plate_size(trace, self.plate)
         latent = _latent_sites(trace, self.plate)
         self.labels = {name: _label(name, trace[name]) for name in latent}
-        # the inverse of a draw from the prior has the shape of the unconstrained value; zero is always feasible
+        # the inverse of a value has the shape of the unconstrained one; zero is always feasible
         shapes = {name: _transform(trace[name]).inv(trace[name]["value"]).shape for name in latent}
         self.start = {self.labels[name]: np.zeros(shape) for name, shape in shapes.items()}
 
@@ -225,6 +229,16 @@ class _Program:
         bound = handlers.substitute(handlers.seed(self.model, jax.random.key(0)), substitute_fn=value)
         args, kwargs = self._arguments(rows)
         return handlers.trace(bound).get_trace(*args, **kwargs)
+
+
+def _array(value: object) -> object:
+    """Columns of a table as arrays: JAX's functions take no others."""
+    return np.asarray(value) if hasattr(value, "__array__") and not isinstance(value, jax.Array) else value
+
+
+def _argument(path: tuple[Any, ...]) -> str:
+    """What an array is called: `args[0]`, `kwargs['y']`."""
+    return ("kwargs" if path[0].idx else "args") + keystr(path[1:])
 
 
 def _traceable(value: object) -> object:

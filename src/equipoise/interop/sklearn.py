@@ -1,13 +1,14 @@
 """Calibrated linear models as scikit-learn estimators: penalised fits whose draws have a chosen covariance.
 
 The loss is Σ ℓ(y_n, b + wᵀx_n) + ½ α ‖w‖²; the intercept b is not penalised. For gaussian responses ℓ is half the squared
-error, so that the estimate is `Ridge(alpha)`'s; for classes it is the negative log-likelihood, and the estimate that of
-`LogisticRegression(C=1/alpha)`, with two classes and with more.
+error, so that the estimate is `Ridge(alpha)`'s, and that of `PoissonRegressor(alpha/n)` and `GammaRegressor(alpha/n)` with
+their families; for classes it is the negative log-likelihood, as in `LogisticRegression(C=1/alpha)`.
 """
 
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
@@ -21,7 +22,9 @@ from equipoise.calibration.calibration import Calibration, calibrate
 from equipoise.checks import is_number, one_of, probability, shown
 from equipoise.data.arrays import rows
 from equipoise.errors import EquipoiseWarning, FitFailed, InfeasibleTarget, InvalidInput
+from equipoise.fitting.fit import fit
 from equipoise.interop.softmax import contrasts, softmax
+from equipoise.models.binding import bind
 from equipoise.models.glm import glm
 from equipoise.models.problem import Model
 
@@ -209,12 +212,19 @@ class CalibratedRegressor(RegressorMixin, _Calibrated):  # type: ignore[misc]
         one_of("family", self.family, ("gaussian", "poisson", "gamma", "negative-binomial"))
         x, response, weight = self._checked(X, y, sample_weight, y_numeric=True)
         design, precision = self._design(x), self._precision()
+        data = rows(design, response, frequency=weight, names=self._names())
+        model = glm(self.family, prior_precision=precision)
         if self.family == "gaussian":
             scale = _scale(design, response, weight, precision)
             model = glm("gaussian", scale=scale, prior_precision=precision / scale**2)
-        else:
-            model = glm(self.family, prior_precision=precision)
-        self.calibration_ = self._run(model, rows(design, response, frequency=weight, names=self._names()))
+        elif self.family == "gamma" and self.alpha > 0.0:
+            with suppress(FitFailed):  # if it fails, so does the run, which says why
+                # with shape 1 the estimate is the same, as the shape multiplies loss and penalty alike
+                found = fit(glm("gamma", shape=1.0, prior_precision=precision), data)
+                shape = bind(model, data).settled(found.theta).constant or np.inf
+                if shape * _EXACT < 1.0:  # else residuals are nothing to estimate from, as the run says
+                    model = glm("gamma", shape=shape, prior_precision=precision * shape)
+        self.calibration_ = self._run(model, data)
         coef, intercept = self._split(self.calibration_.fit.theta)
         self.coef_, self.intercept_ = coef, float(intercept)
         errors, error = self._split(np.sqrt(np.diag(self.calibration_.tuning.target)))

@@ -70,6 +70,11 @@ class Functions:
         """Σ over the rows that count."""
         return (torch.as_tensor(mask) * self.each(theta, rows)).sum()
 
+    def losses(self, draws: Array, rows: Any) -> Array:
+        """The loss of every row at every draw, (draws, rows)."""
+        with torch.no_grad():
+            return np.stack([_array(self.each(self._at(theta), rows)) for theta in draws])
+
     def value(self, theta: Array, rows: Any, mask: Any) -> float:
         """The sum of losses."""
         with torch.no_grad():

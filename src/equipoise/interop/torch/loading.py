@@ -93,15 +93,18 @@ def require_matching(given: Any, dynamics: Dynamics) -> None:
         Naming what the loader does.
     """
     sampler, size = getattr(given, "batch_sampler", None), None
-    kind = drop_last = None
+    kind = drop_last = replacement = None
+    ragged = False
     if isinstance(sampler, _Batches):
-        size, kind, drop_last = sampler.size, sampler.batches, sampler.drop_last
+        size, kind, drop_last, replacement = sampler.size, sampler.batches, sampler.drop_last, sampler.replacement
     elif isinstance(sampler, BatchSampler):
         size, drop_last = sampler.batch_size, sampler.drop_last
         if isinstance(sampler.sampler, SequentialSampler):
             kind = "fixed"
         elif isinstance(sampler.sampler, RandomSampler):
-            kind = "independent" if sampler.sampler.replacement else "epochs"
+            replacement = sampler.sampler.replacement
+            kind = "independent" if replacement else "epochs"
+            ragged = not drop_last and len(sampler.sampler) % size > 0
     if kind == "fixed":
         raise InvalidInput(
             "loader", "one that draws its batches", "rows in their own order, again and again", "use eqt.loader(...)"
@@ -119,5 +122,11 @@ def require_matching(given: Any, dynamics: Dynamics) -> None:
         raise InvalidInput("loader", f"of the tuning's batches={dynamics.batches!r}", words[kind], remedy)
     if size is not None and size != dynamics.batch_size:
         raise InvalidInput("loader", f"of the tuning's {dynamics.batch_size} rows a batch", f"{size}", "match the two")
+    if kind == "independent" and (ragged or replacement != dynamics.replacement):
+        raise InvalidInput(
+            "loader", f"of the tuning's {dynamics.batch_size} rows a batch, drawn with replacement={dynamics.replacement}",
+            "a smaller last batch" if ragged else f"replacement={replacement}",
+            f"use eqt.loader(dataset, {dynamics.batch_size}, replacement={dynamics.replacement})",
+        )  # fmt: skip
     if kind == "epochs" and bool(drop_last) != dynamics.drop_last:
         raise InvalidInput("loader", f"of the tuning's drop_last={dynamics.drop_last}", drop_last, "match the two")

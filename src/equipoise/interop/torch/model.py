@@ -259,12 +259,13 @@ def _tensors(data: Any) -> tuple[Any, Any]:
     if isinstance(data, (tuple, list)) and len(data) == 2:
         x, y = data
         return (tuple(_numpy(a) for a in x) if isinstance(x, tuple) else _numpy(x)), _numpy(y)
+    wanted = "a map-style dataset of (input, target) pairs, or tensors (inputs, targets)"
     if not (hasattr(data, "__getitem__") and hasattr(data, "__len__")) or isinstance(data, dict):
-        raise InvalidInput(
-            "data", "a map-style dataset of (input, target) pairs, or tensors (inputs, targets)", shown(type(data)),
-            "read an iterable dataset into tensors first",
-        )  # fmt: skip
+        raise InvalidInput("data", wanted, shown(type(data)), "read an iterable dataset into tensors first")
     pairs = [data[n] for n in range(len(data))]
+    odd = next((pair for pair in pairs if not (isinstance(pair, (tuple, list)) and len(pair) == 2)), None)
+    if odd is not None:
+        raise InvalidInput("data", wanted, f"a row that is {shown(type(odd))}", "pass (inputs, targets)")
     x, y = zip(*pairs, strict=True)
     if isinstance(x[0], tuple):
         return tuple(np.stack([_numpy(a) for a in part]) for part in zip(*x, strict=True)), np.stack(

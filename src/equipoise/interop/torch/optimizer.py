@@ -71,13 +71,14 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
             require_matching(loader, tuning.dynamics)
         tensors = [_parameter(p) for p in parameters]
         require_size(tuning, sum(p.numel() for p in tensors), "pass the parameters that were tuned for, all of them")
-        self.tuning, self._reference, self._sealed = tuning, None, False
+        self.tuning, self._sealed = tuning, False
         settings = {"seed": whole("seed", seed, 0, "pass an int"), "weight_decay": float(weight_decay)}
         super().__init__(tensors, {**settings, "fingerprint": _fingerprint(tuning)})
         self._sealed = True
-        first = tensors[0]
-        self._step, self._root = (torch.as_tensor(a, dtype=first.dtype, device=first.device) for a in self._move[:2])
-        self._center = torch.as_tensor(tuning.center, dtype=first.dtype, device=first.device)
+        flat = self._flat()  # in the precision that holds all parameters
+        self._step, self._root, self._center = (
+            torch.as_tensor(a, dtype=flat.dtype, device=flat.device) for a in (*self._move[:2], tuning.center)
+        )
         self.watch = Watch(tuning)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -89,9 +90,9 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     def reference(self, closure: Closure) -> Self:
         """Take the gradient of all rows at the minimiser, for control variates, from a closure over the whole data.
 
-        Without it that gradient is taken to be zero, as it is at a minimiser.
+        Without it that gradient is taken to be zero, as it is at a minimiser. It is part of the optimizer's state.
         """
-        self._reference = self._at_center(closure)
+        self.state[self._tensors()[0]]["reference"] = self._at_center(closure)
         return self
 
     @torch.no_grad()  # type: ignore[untyped-decorator, unused-ignore]
@@ -113,7 +114,7 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
                 )  # fmt: skip
             g = g - self._at_center(closure)
             # of all rows with the penalty, the gradient vanishes at the minimiser
-            g = g + (-decay * self._center if self._reference is None else self._reference)
+            g = g + state.get("reference", -decay * self._center)
         g = g + decay * theta
         self.watch.see(g.double().cpu().numpy(), theta.double().cpu().numpy())
         count = state.get("step", 0)
@@ -135,7 +136,7 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         super().load_state_dict(state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("tuning", "watch", "_move", "_reference", "_sealed", "_step", "_root", "_center")
+        own = ("tuning", "watch", "_move", "_sealed", "_step", "_root", "_center")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
     def flat(self) -> Array:

@@ -147,6 +147,7 @@ class Functions:
         self._penalties(model)
         quadratic = model.regularizer is None
         self.loss = Loss(row, self.penalty, quadratic and model.prior.absent, quadratic, structure.dim, frame)
+        self.losses = compiled(lambda draws, frame, block: jax.lax.map(lambda t: each(t, frame, block), draws))
         self.value = compiled(total)
         self.gradient = compiled(jax.value_and_grad(total))
         self.hessian = compiled(_hessian(total, together))
