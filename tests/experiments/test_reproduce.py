@@ -22,7 +22,7 @@ from equipoise.experiments.entry import Scale
 from equipoise.experiments.runner import _computing, _essence, _tells
 
 GERMAN = Path(__file__).parents[3] / "shared" / "data" / "german.csv"
-# one worker runs them all: they share one reproduction
+# one worker runs them all: they share one reproduction, of minutes
 pytestmark = pytest.mark.xdist_group("reproduce")
 needs_german = pytest.mark.skipif(
     not GERMAN.exists(), reason="the credit data lies in ../shared/data, which is not here"
@@ -63,6 +63,7 @@ def value(out: Path, name: str, **key: str) -> dict:
     return {**found, "mean": float(found["mean"])}
 
 
+@pytest.mark.slow
 def test_every_entry_has_its_files(smoke) -> None:
     for name in NAMES:
         data = json.loads((smoke / f"{name}.json").read_text())
@@ -76,6 +77,7 @@ def test_every_entry_has_its_files(smoke) -> None:
             assert (smoke / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_the_index_shows_every_number_and_loads_nothing(smoke) -> None:
     page = (smoke / "index.html").read_text()
     for name in NAMES:
@@ -88,6 +90,7 @@ def test_the_index_shows_every_number_and_loads_nothing(smoke) -> None:
     assert "verdict" in page
 
 
+@pytest.mark.slow
 def test_dq_exact_is_at_the_floor_wherever_the_proxy_is_exact(smoke) -> None:
     for setting in ("released", "described"):
         for batch in ("16", "0.1N", "0.5N"):
@@ -100,6 +103,7 @@ def test_dq_exact_is_at_the_floor_wherever_the_proxy_is_exact(smoke) -> None:
         assert found["mean"] < 1.5 * found["floor"]
 
 
+@pytest.mark.slow
 def test_continuous_time_degrades_with_the_batch(smoke) -> None:
     for setting in ("released", "described"):
         key = {"setting": setting, "run": "long", "loss": "log", "metric": "covariance_error"}
@@ -111,6 +115,7 @@ def test_continuous_time_degrades_with_the_batch(smoke) -> None:
     assert errors[-1] > 2.0 * errors[0]
 
 
+@pytest.mark.slow
 def test_constant_noise_without_the_batch_size_is_wrong_by_that_factor(smoke) -> None:
     data = numbers(smoke, "table3", setting="released", run="long", metric="covariance_error")
     for batch, size in (("16", 16), ("0.1N", 100)):
@@ -122,6 +127,7 @@ def test_constant_noise_without_the_batch_size_is_wrong_by_that_factor(smoke) ->
         assert (1.0 + const) / (1.0 - literal) == pytest.approx(size, rel=0.35)
 
 
+@pytest.mark.slow
 def test_predicted_errors_are_the_observed_ones(smoke) -> None:
     """Independent of the verdicts: bias and floor together give the error of long chains."""
     for found in numbers(smoke, "table1", run="long", loss="log", metric="covariance_error"):
@@ -129,6 +135,7 @@ def test_predicted_errors_are_the_observed_ones(smoke) -> None:
             assert found["mean"] == pytest.approx(found["predicted"], rel=0.5)
 
 
+@pytest.mark.slow
 @needs_german
 def test_credit_data_agrees_where_the_paper_is_at_the_floor(smoke) -> None:
     found = value(
@@ -137,12 +144,14 @@ def test_credit_data_agrees_where_the_paper_is_at_the_floor(smoke) -> None:
     assert found["mean"] < 2.0 * found["floor"]
 
 
+@pytest.mark.slow
 def test_skewness_explains_the_quantiles_of_long_chains(smoke) -> None:
     found = value(smoke, "table2", run="long", loss="log", batch="0.1N", method="dq-exact", metric="largest_skewness")
     assert found["bias"] > 0.3
     assert found["mean"] == pytest.approx(found["bias"], rel=0.4)
 
 
+@pytest.mark.slow
 def test_reshuffled_chains_have_their_own_law(smoke) -> None:
     key = {"run": "epochs", "metric": "relative_error"}
     law, usual = (value(smoke, "figure-nn", method=m, **key) for m in ("dq-exact-epochs", "dq-exact"))
@@ -152,6 +161,7 @@ def test_reshuffled_chains_have_their_own_law(smoke) -> None:
     assert ratio > 2.0
 
 
+@pytest.mark.slow
 def test_the_distance_grows_with_the_parameters_that_move(smoke) -> None:
     """Of first order in them, wherever they lie; the theorem's constant is of another order."""
     found = numbers(smoke, "figure-dimension", metric="coupling")
@@ -244,6 +254,7 @@ def test_bad_requests_end_in_one_line(arguments, words, tmp_path) -> None:
     assert words in done.stderr
 
 
+@pytest.mark.slow
 def test_infinite_numbers_are_valid_json(smoke) -> None:
     for name in NAMES:
         data = json.loads((smoke / f"{name}.json").read_text(), parse_constant=pytest.fail)
