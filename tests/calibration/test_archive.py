@@ -21,7 +21,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.calibration import archive
-from equipoise.calibration.archive import Limits, read_archive, write_archive
+from equipoise.calibration.archive import LIMITS, Limits, read_archive, write_archive
 
 HEADER = {
     "format": 3,
@@ -47,7 +47,7 @@ def arrays() -> dict[str, np.ndarray]:
     }
 
 
-def refused(path: Path, reason: str = "", limits: Limits = Limits()) -> str:  # noqa: B008
+def refused(path: Path, reason: str = "", limits: Limits = LIMITS) -> str:
     """A refusal in one readable line."""
     with pytest.raises(eq.InvalidInput, match=f"^path: must be a file written by save.*{reason}.* To fix: ") as caught:
         read_archive(path, limits)

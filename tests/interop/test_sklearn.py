@@ -28,7 +28,9 @@ def test_a_regressor_passes_every_check(estimator, check) -> None:
 
 
 @pytest.mark.slow
-@parametrize_with_checks([CalibratedClassifier(ess=20), CalibratedRegressor("poisson", ess=20)])
+@parametrize_with_checks(
+    [CalibratedClassifier(ess=20), *(CalibratedRegressor(family, ess=20) for family in ("poisson", "gamma"))]
+)
 def test_the_others_pass_every_check(estimator, check) -> None:
     check(estimator)
 

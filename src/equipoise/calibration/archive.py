@@ -28,7 +28,7 @@ from equipoise.checks import shown
 from equipoise.errors import InvalidInput
 from equipoise.files import raw_bytes, write_atomic
 
-__all__ = ["JSON", "Limits", "read_archive", "write_archive"]
+__all__ = ["JSON", "LIMITS", "Limits", "read_archive", "write_archive"]
 
 JSON = None | bool | int | float | str | list["JSON"] | dict[str, "JSON"]
 
@@ -56,6 +56,9 @@ class Limits:
     depth: int = 32
 
 
+LIMITS = Limits()
+
+
 class _Entry(NamedTuple):
     name: str
     kind: np.dtype[np.generic]
@@ -71,7 +74,7 @@ def write_archive(
     path: str | Path,
     header: Mapping[str, object],
     arrays: Mapping[str, NDArray[np.generic]],
-    limits: Limits = Limits(),  # noqa: B008
+    limits: Limits = LIMITS,
 ) -> Path:
     """Write a file that `read_archive` reads, as a whole or not at all.
 
@@ -118,7 +121,7 @@ def write_archive(
 
 def read_archive(
     path: str | Path,
-    limits: Limits = Limits(),  # noqa: B008
+    limits: Limits = LIMITS,
 ) -> tuple[dict[str, JSON], dict[str, NDArray[np.generic]]]:
     """Read a file written by `write_archive`: its header and its arrays.
 

@@ -8,7 +8,6 @@ their families; for classes it is the negative log-likelihood, as in `LogisticRe
 from __future__ import annotations
 
 import warnings
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TypeAlias, cast
 
 import numpy as np
@@ -22,9 +21,8 @@ from equipoise.calibration.calibration import Calibration, calibrate
 from equipoise.checks import is_number, one_of, probability, shown
 from equipoise.data.arrays import rows
 from equipoise.errors import EquipoiseWarning, FitFailed, InfeasibleTarget, InvalidInput
-from equipoise.fitting.fit import fit
+from equipoise.interop.scales import gamma_shape, residual_scale
 from equipoise.interop.softmax import contrasts, softmax
-from equipoise.models.binding import bind
 from equipoise.models.glm import glm
 from equipoise.models.problem import Model
 
@@ -44,8 +42,6 @@ __all__ = ["CalibratedClassifier", "CalibratedRegressor"]
 _ALPHA = 1e-3
 # Predictions of one block of rows: 16 MB.
 _BLOCK = 1 << 21
-# Share of the response's spread below which residuals are rounding, and no scale.
-_EXACT = 1e-8
 
 
 class _Calibrated(BaseEstimator):  # type: ignore[misc]
@@ -84,9 +80,32 @@ class _Calibrated(BaseEstimator):  # type: ignore[misc]
             raise InvalidInput("sample_weight", "positive for at least two rows", f"{kept.sum()} such rows", "drop it")
         return design[kept], response[kept], weight[kept]
 
-    def _run(self, model: Model, data: object) -> Calibration:
-        """The calibration of a model; to the posterior, which penalised rows always have, where the target is singular."""
+    def _run(self, model: Model, data: object, exact: bool = False) -> Calibration:
+        """The calibration of a model; to the posterior, which penalised rows always have, where the target is singular.
+
+        It is where the fit is `exact`: scores of rows that vanish have no covariance.
+        """
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        found = None if exact and self._robust else self._aimed(model, data, seed)
+        if found is not None:
+            return found
+        found = calibrate(model, data, target="posterior", ess=self.ess, seed=seed, progress=False)
+        warnings.warn(
+            f"target: the {self.target} covariance of these rows has directions without variance (collinear columns, too "
+            "few different rows, or residuals that vanish), so that the draws have the posterior's instead. To fix: drop "
+            "collinear columns, give more rows, or use target='posterior'.",
+            EquipoiseWarning,
+            stacklevel=3,
+        )
+        return found
+
+    @property
+    def _robust(self) -> bool:
+        """Whether the target is a robust covariance, which may be singular."""
+        return isinstance(self.target, str) and self.target != "posterior"
+
+    def _aimed(self, model: Model, data: object, seed: int) -> Calibration | None:
+        """The calibration to the target that was asked for; None where a robust one is singular."""
         try:
             with warnings.catch_warnings():
                 # a run on a part of the directions has other coordinates than the columns
@@ -105,17 +124,9 @@ class _Calibrated(BaseEstimator):  # type: ignore[misc]
                     "the coefficients are not determined: columns are collinear (or constant zero). To fix: drop some of "
                     "them, or raise alpha."
                 ) from problem
-            if not isinstance(self.target, str) or self.target == "posterior":
+            if not self._robust:
                 raise
-        found = calibrate(model, data, target="posterior", ess=self.ess, seed=seed, progress=False)
-        warnings.warn(
-            f"target: the {self.target} covariance of these rows has directions without variance (collinear columns, too "
-            "few different rows, or residuals that vanish), so that the draws have the posterior's instead. To fix: drop "
-            "collinear columns, give more rows, or use target='posterior'.",
-            EquipoiseWarning,
-            stacklevel=3,
-        )
-        return found
+        return None
 
     def _design(self, X: Array) -> Array:
         """The columns of the linear predictor: those of X after the intercept's."""
@@ -215,16 +226,13 @@ class CalibratedRegressor(RegressorMixin, _Calibrated):  # type: ignore[misc]
         data = rows(design, response, frequency=weight, names=self._names())
         model = glm(self.family, prior_precision=precision)
         if self.family == "gaussian":
-            scale = _scale(design, response, weight, precision)
+            scale = residual_scale(design, response, weight, precision)
             model = glm("gaussian", scale=scale, prior_precision=precision / scale**2)
-        elif self.family == "gamma" and self.alpha > 0.0:
-            with suppress(FitFailed):  # if it fails, so does the run, which says why
-                # with shape 1 the estimate is the same, as the shape multiplies loss and penalty alike
-                found = fit(glm("gamma", shape=1.0, prior_precision=precision), data)
-                shape = bind(model, data).settled(found.theta).constant or np.inf
-                if shape * _EXACT < 1.0:  # else residuals are nothing to estimate from, as the run says
-                    model = glm("gamma", shape=shape, prior_precision=precision * shape)
-        self.calibration_ = self._run(model, data)
+        shape = 1.0
+        if self.family == "gamma" and self.alpha > 0.0:
+            shape = gamma_shape(data, precision)
+            model = glm("gamma", shape=shape or 1.0, prior_precision=precision * (shape or 1.0))
+        self.calibration_ = self._run(model, data, exact=not shape)
         coef, intercept = self._split(self.calibration_.fit.theta)
         self.coef_, self.intercept_ = coef, float(intercept)
         errors, error = self._split(np.sqrt(np.diag(self.calibration_.tuning.target)))
@@ -378,20 +386,3 @@ def _blocks(design: Array, width: int) -> list[Array]:
     """Rows in blocks of so many that `width` numbers for each are not too many."""
     size = max(1, _BLOCK // width)
     return [design[start : start + size] for start in range(0, len(design), size)]
-
-
-def _scale(design: Array, y: Array, weight: Array | None, precision: Array) -> float:
-    """The residuals' standard deviation at the penalised least-squares estimate, which does not depend on it.
-
-    Degrees of freedom are the trace of the smoother; where residuals are nothing but rounding, the scale is 1.
-    """
-    w = np.ones(len(y)) if weight is None else weight
-    scaled = design * w[:, None]
-    gram = design.T @ scaled
-    H = gram + np.diag(precision)
-    theta = np.linalg.lstsq(H, scaled.T @ y, rcond=None)[0]
-    used = float(np.trace(np.linalg.lstsq(H, gram, rcond=None)[0]))
-    squares = float(w @ (y - design @ theta) ** 2)
-    if squares <= _EXACT**2 * float(w @ y**2):
-        return 1.0
-    return float(np.sqrt(squares / max(w.sum() - used, 1.0)))
