@@ -154,6 +154,7 @@ def test_unknown_sections_are_refused(tmp_path) -> None:
         suite.run(True, tmp_path / "x.json", only=["W1", "nonsense"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_module", [False, True])
 def test_the_script_measures_one_section(as_module, tmp_path) -> None:
     out = tmp_path / "new" / "one.json"

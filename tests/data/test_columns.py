@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import datetime as dt
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from itertools import count
 
 import numpy as np
 import pandas as pd
@@ -209,6 +211,24 @@ def test_levels_must_cover_the_table_on_every_thread(frame) -> None:
             assert all(pool.map(refused, range(160)))
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_a_parser_that_another_thread_disturbs_is_asked_again(frame, monkeypatch) -> None:
+    formula, parse, calls = "y ~ C(np.floor(x)):k + poly(scale(x), 2)", ast.parse, count()
+    expected, disturbed = eq.data.table(frame, formula), []
+
+    def disturbed_parse(text, *args, **kwargs):
+        if next(calls) % 13 == 0:
+            disturbed.append(text)
+            raise SystemError("AST constructor recursion depth mismatch (before=39, after=32)")
+        return parse(text, *args, **kwargs)
+
+    with monkeypatch.context() as patched:  # pytest parses, too
+        patched.setattr(ast, "parse", disturbed_parse)
+        found = [eq.data.table(frame, formula) for _ in range(20)]
+    for table in found:
+        np.testing.assert_array_equal(table.x, expected.x)
+    assert len(set(disturbed)) > 2
 
 
 def test_intervals_of_a_cut(frame) -> None:

@@ -187,6 +187,7 @@ def test_pilots_repair_the_covariance_of_a_robust_loss() -> None:
     assert found["dq-exact", "draws_where_the_loss_is_not_convex"]["value"] < 0.5
 
 
+@pytest.mark.slow
 def test_nuts_samples_the_generalised_posterior(make_data) -> None:
     pytest.importorskip("numpyro", reason="NumPyro is an optional dependency: pip install numpyro")
     from equipoise.experiments.nuts import sample_posterior

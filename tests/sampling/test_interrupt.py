@@ -45,6 +45,7 @@ def start(tmp_path, draws, checkpoint):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_with_the_same_draws(tmp_path) -> None:
     draws = 20_000
     run = start(tmp_path, draws, tmp_path / "stopped.ckpt")

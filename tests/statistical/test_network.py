@@ -36,6 +36,7 @@ def restricted(data):
     return eq.moments(network(20.0), data, model.init), model, moments
 
 
+@pytest.mark.slow
 def test_units_are_copies_and_carry_no_noise_apart(restricted) -> None:
     whole, model, moments = restricted
     into, out = model.init["layer1"]["weights"], model.init["layer2"]["weights"][:, 0]
@@ -47,6 +48,7 @@ def test_units_are_copies_and_carry_no_noise_apart(restricted) -> None:
         eq.tune(whole, "sandwich", DYNAMICS)
 
 
+@pytest.mark.slow
 def test_the_restriction_leaves_nothing_out(data, restricted) -> None:
     """One step of the gradient on any rows stays within the subspace."""
     whole, model, moments = restricted
@@ -61,6 +63,7 @@ def test_the_restriction_leaves_nothing_out(data, restricted) -> None:
         assert np.linalg.norm(outside) < 1e-10 * np.linalg.norm(gradient)
 
 
+@pytest.mark.slow
 def test_exact_proxy_beats_continuous_time_at_the_largest_step(data, restricted) -> None:
     _, model, moments = restricted
     tuning = eq.Tuning.at(moments, STEP, DYNAMICS)

@@ -69,6 +69,7 @@ def test_small_samples_against_importance_sampling(family):
     assert compare(Reference.of(plain.chains.flat(), 20_000.0), reference).quantile > 2.0 * found.quantile
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not REFERENCES.exists(), reason="the reference draws are not beside the repository")
 @pytest.mark.parametrize("name", ["mesquite-logmesquite_logva", "sblrc-blr"])
 def test_against_reference_draws(name):

@@ -12,7 +12,7 @@ import numpy as np
 from equipoise.data.calls import CallReader, Uses
 from equipoise.data.columns import plain_values
 from equipoise.data.formula import Reading, functions_in_sight, parsed
-from equipoise.data.grammar import UserFunction
+from equipoise.data.grammar import UserFunction, steadily
 from equipoise.data.summaries import LEARNERS
 from equipoise.data.taking import Taking, taking_part
 
@@ -152,4 +152,4 @@ class Asked:
         }
         env = LayeredMapping(*(LayeredMapping(layer, name=name) for name, layer in layers.items()))
         with np.errstate(all="ignore"):
-            return stateful_eval(expression, env, {}, state, ModelSpec(formula=[]))
+            return steadily(lambda: stateful_eval(expression, env, {}, state, ModelSpec(formula=[])))

@@ -11,7 +11,7 @@ from keyword import iskeyword
 from unicodedata import normalize
 
 from equipoise.checks import shown
-from equipoise.data.grammar import CONTRASTS, FUNCTIONS, LIMITS, MOMENTS, Argument, Function, UserFunction
+from equipoise.data.grammar import CONTRASTS, FUNCTIONS, LIMITS, MOMENTS, Argument, Function, UserFunction, steadily
 from equipoise.data.wording import brief
 from equipoise.data.written import ARITHMETIC, DESCRIBED, constant, depth, is_flag, is_written, mentions, quotes, width
 from equipoise.errors import InvalidInput
@@ -99,7 +99,7 @@ class CallReader:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Python's advice on odd code; formulas that cause it are refused
-                node = ast.parse(code.strip(), mode="eval").body
+                node = steadily(lambda: ast.parse(code.strip(), mode="eval")).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise InvalidInput(
                 "formula", "a valid formula such as 'y ~ x + C(group)'", f"{brief(source)} in {shown(self.formula)}",

@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.checks import shown
 from equipoise.data.columns import Level
 from equipoise.data.formula import UnknownLevels, functions_in_sight, require_levels
-from equipoise.data.grammar import UserFunction
+from equipoise.data.grammar import UserFunction, steadily
 from equipoise.data.stored import Learnt, thawed
 from equipoise.data.wording import brief
 from equipoise.errors import InvalidInput
@@ -53,9 +53,8 @@ def evaluated(
     """
     try:
         with np.errstate(all="ignore"):
-            return _materializer()(frame, context=functions_in_sight(context)).get_model_matrix(
-                spec, na_action="ignore"
-            )
+            make, seen = _materializer(), functions_in_sight(context)
+            return steadily(lambda: make(frame, context=seen).get_model_matrix(spec, na_action="ignore"))
     except UnknownLevels as error:
         raise InvalidInput(
             "formula", "coded by levels that include every value of the table", _reason(formula, error),

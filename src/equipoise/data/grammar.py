@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,11 @@ __all__ = [
     "Argument",
     "Function",
     "UserFunction",
+    "steadily",
     "user_functions",
 ]
+
+T = TypeVar("T")
 
 UserFunction = Callable[..., object]
 
@@ -199,3 +202,19 @@ def user_functions(context: Mapping[str, UserFunction] | None) -> dict[str, User
                 "context", "made of plain functions", f"{name}, a {type(function).__name__}", "pass a def or a lambda"
             )
     return dict(context)
+
+
+def steadily(call: Callable[[], T]) -> T:
+    """What a call gives that parses an expression, also where another thread parses at the same time.
+
+    Python 3.11 counts the depth of syntax trees for all threads together, and fails now and then (its issue 106905).
+    """
+    try:
+        return call()
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, SystemError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
+    return call()

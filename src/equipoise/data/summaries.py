@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from equipoise.arrays import Array
+from equipoise.data.grammar import steadily
 
 __all__ = ["LEARNERS", "Extremes", "Nodes", "Spread", "Summary", "learnt_by"]
 
@@ -213,5 +214,5 @@ def _first_argument(call: str) -> str:
     """As the text of a call inside a call is kept."""
     from formulaic.utils.code import format_expr
 
-    arguments = ast.parse(call, mode="eval").body.args  # type: ignore[attr-defined]
+    arguments = steadily(lambda: ast.parse(call, mode="eval")).body.args  # type: ignore[attr-defined]
     return str(format_expr(arguments[0])) if arguments else ""
