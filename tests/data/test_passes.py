@@ -49,6 +49,17 @@ def readings(monkeypatch):
     return found
 
 
+@pytest.fixture
+def sampled(monkeypatch):
+    """Let fits start from so many rows: of large files the sample is smaller than all."""
+
+    def fewer(rows):
+        monkeypatch.setattr("equipoise.data.scanning.KEPT", rows)
+        monkeypatch.setattr("equipoise.fitting.fit.LARGEST", rows)
+
+    return fewer
+
+
 def _model(name):
     robust = {"huber": eq.Huber(), "student": eq.StudentT()}
     return eq.glm("gaussian", divergence=robust[name]) if name in robust else eq.glm(name)
@@ -94,6 +105,24 @@ def test_calls_inside_calls_take_no_further_pass(options, folder, readings) -> N
     frame = pd.concat([pd.read_parquet(folder / f"{k}.parquet") for k in range(3)])
     expected = eq.plan(eq.glm("gaussian", divergence=eq.Huber()), frame, formula=formula, **options)
     np.testing.assert_allclose(plan.fit.theta, expected.fit.theta, rtol=1e-10)
+    np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("family", ["huber", "student"])
+@pytest.mark.parametrize("options", [{"target": "HC3"}, {"target": "HAC", "lags": 2}])
+def test_a_robust_scale_leaves_a_pass_for_calls_of_functions_of_calls(
+    family, options, folder, readings, sampled
+) -> None:
+    sampled(40_000)
+    formula = "level ~ poly(exp(0.5 * scale(a)), 2) + b + g"
+    source = eq.data.scan(folder, formula)
+    assert readings.total() == 2 * N
+    plan = eq.plan(_model(family), source, **options)
+    assert readings.total() / N <= 8
+    frame = pd.concat([pd.read_parquet(folder / f"{k}.parquet") for k in range(3)])
+    expected = eq.plan(_model(family), frame, formula=formula, **options)
+    np.testing.assert_allclose(plan.fit.theta, expected.fit.theta, rtol=1e-9, atol=1e-12)
+    assert plan.fit.constant == pytest.approx(expected.fit.constant, rel=1e-11)
     np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-12)
 
 
@@ -238,8 +267,8 @@ def test_a_bar_for_every_stage_says_which_pass_it_is(folder, monkeypatch) -> Non
     eq.plan(eq.glm("poisson"), source)
     labels = [label.partition(", ") for _, label in told]
     assert {first for first, _, _ in labels} == {"planning"}
-    assert labels[0][2].startswith("pass 1 of about 4")
-    assert labels[-1][2].startswith("pass 4 of about 4")
+    assert labels[0][2].startswith("pass 1 of about 3")
+    assert labels[-1][2].startswith("pass 3 of about 3")
     assert all(label.endswith("million rows/s") for _, label in told)
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
@@ -275,6 +304,21 @@ def test_heavy_tails_take_no_further_pass_and_the_plan_is_that_in_memory(right, 
         # tails are those of 32,768 rows, and other ones in memory
         auto = eq.plan(eq.glm("poisson"), rows, target=target, batches=chosen.batches)
         assert auto.tuning.dynamics.batch_size == pytest.approx(chosen.batch_size, rel=0.1)
+
+
+@pytest.mark.parametrize(("family", "response"), [("poisson", "count"), ("gamma", "size")])
+@pytest.mark.parametrize("at_ends", [64, 0])
+def test_a_tail_that_a_sample_misses_takes_few_passes(family, response, at_ends, folder, sampled, monkeypatch) -> None:
+    sampled(6_000)
+    # without the rows at its ends a sample leads astray, and those that stand for all lead back
+    monkeypatch.setattr("equipoise.data.scanning._AT_ENDS", at_ends)
+    formula = f"{response} ~ exp(2 * a) + b"
+    source = eq.data.scan(folder, formula)
+    found = eq.fit(_model(family), source)
+    assert source.passes <= 1 + (3 if at_ends else 5)
+    frame = pd.concat([pd.read_parquet(folder / f"{k}.parquet") for k in range(3)])
+    expected = eq.fit(_model(family), frame, formula=formula)
+    np.testing.assert_allclose(found.theta, expected.theta, rtol=1e-9, atol=1e-13)
 
 
 @pytest.mark.parametrize("options", [{}, {"weights": "w", "frequency": "f"}])

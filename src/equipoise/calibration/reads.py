@@ -11,6 +11,7 @@ from equipoise.calibration.candidates import Candidate
 from equipoise.data.scanned import Scan
 from equipoise.engines.pooling import pool_bytes, pools_needed
 from equipoise.fitting.fit import LARGEST, scaled_together
+from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Problem
 from equipoise.models.robust import summed_with_moments
 from equipoise.theory.dynamics import Dynamics
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Reads", "expected_passes", "reads_of", "with_reading"]
 
-# Passes that a fit takes from the minimum of a sample: of squared loss or of all rows, and of others (robust scale: one more).
-_SQUARED, _OTHERS = 2, 3
+# Passes that a fit takes from the minimum of a sample: of squared loss or of all rows, of regressions (robust scale: one more),
+# and of other losses.
+_SQUARED, _LINEAR, _OTHERS = 1, 2, 3
 # Targets that take a pass of their own: scores over leverages or over time, by cluster where that does not go with the moments.
 _ALWAYS, _APART = ("HC2", "HC3", "HAC"), ("CRV1", "CRV3")
 _SECONDS = 5e-9  # that a pass takes for each number it reads
@@ -67,7 +69,8 @@ class Reads:
 
 def expected_passes(problem: Problem, target: object, moves: Moves) -> float:
     """How many passes over files come before the first step; constants and heavy tails may take one or two more."""
-    fit = _SQUARED if problem.quadratic or problem.source.n <= LARGEST else _OTHERS + scaled_together(problem)
+    fit = _LINEAR + scaled_together(problem) if isinstance(problem, LinearProblem) else _OTHERS
+    fit = _SQUARED if problem.quadratic or problem.source.n <= LARGEST else fit
     kind = target if isinstance(target, str) else ""
     aim = kind in _ALWAYS or (kind in _APART and not summed_with_moments(problem, kind))
     bare = moves.chosen in ("sgmcmc", "gaussian") and moves.proxy != "dq-exact"

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from equipoise.arrays import Array, Index
 from equipoise.data.asked import Asked
 from equipoise.data.columns import Level, first_of_each, require_few, simplified
+from equipoise.data.far import Far
 from equipoise.data.frames import stacked
 from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import CSVPart, Part, numbered
@@ -94,8 +95,8 @@ class Lessons:
         What each call was given so far, by its text, with the name of its function.
     ends
         The extremes of a response that is a number which its own row tells.
-    lot
-        A random sample of the rows.
+    lot, far
+        A random sample of the rows, and those at the ends of columns.
     digest
         A digest of every value, for parts that cannot tell theirs.
     spelt
@@ -113,6 +114,7 @@ class Lessons:
     states: dict[str, tuple[str, Summary]]
     ends: tuple[float, float] | None
     lot: Lot
+    far: Far
     digest: str
     spelt: Spelling = field(default_factory=dict)
 
@@ -140,6 +142,7 @@ class Lessons:
             states,
             (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None,
             self.lot.merged(other.lot, most),
+            self.far.merged(other.far),
             hashlib.blake2b((self.digest + other.digest).encode(), digest_size=16).hexdigest(),
             spelt,
         )
@@ -183,6 +186,8 @@ class Learner:
         Rows to read at a time.
     most, share
         Rows of the sample, and how likely a row is to be among them at most.
+    far
+        Of which columns rows at the ends are kept, and how many.
     """
 
     asked: Asked
@@ -190,6 +195,7 @@ class Learner:
     chunk: int
     most: int
     share: float
+    far: Far
 
     def __call__(self, part: tuple[int, Part]) -> Lessons:
         """What is found in a part, which comes with its number."""
@@ -205,7 +211,7 @@ class Learner:
             if len(found.lot.priorities) == 1 and found.lot.size >= self.most:
                 limit = min(limit, float(found.lot.priority.max()))
         if found is None:
-            return _nothing(self.asked)
+            return _nothing(self.asked, self.far)
         return found
 
     def _found(self, frame: pd.DataFrame, where: Part, rng: np.random.Generator, limit: float) -> Lessons:
@@ -215,6 +221,7 @@ class Learner:
         times, chosen = taking.times, taking.chosen
         count = len(chosen)
         spelt = spellings(chosen, self.asked.roles, where.label) if isinstance(where, CSVPart) else {}
+        places = None if count == len(frame) else chosen.index.to_numpy() - frame.index[0]
         witness, levels, states = chosen.iloc[:0], dict[str, dict[Level, int]](), dict[str, tuple[str, Summary]]()
         if count and self.asked.formula is not None:
             values, states = self._expressed(chosen, times)
@@ -233,7 +240,8 @@ class Learner:
             levels,
             states,
             self._ends(chosen) if count else None,
-            _drawn(frame, None if count == len(frame) else chosen.index.to_numpy() - frame.index[0], times, rng, limit),
+            _drawn(frame, places, times, rng, limit),
+            self.far.of(frame, places),
             "" if where.identity is not None else _digest(frame),
             spelt,
         )
@@ -294,7 +302,7 @@ class Learner:
         return values if values.ndim == 1 and values.dtype.kind in "bif" else None
 
 
-def _nothing(asked: Asked) -> Lessons:
+def _nothing(asked: Asked, far: Far) -> Lessons:
     """What is found where there are no rows."""
     import pandas as pd
 
@@ -311,6 +319,7 @@ def _nothing(asked: Asked) -> Lessons:
         {},
         None,
         Lot((np.zeros(0),), (empty,)),
+        far,
         "",
     )
 

@@ -19,6 +19,7 @@ from equipoise.arrays import Array, Index
 from equipoise.cards import Card
 from equipoise.checks import shown
 from equipoise.data.arrays import Rows, rows
+from equipoise.data.far import Far
 from equipoise.data.fetching import by_part, in_turn, inside, joined, singly
 from equipoise.data.learning import Lot
 from equipoise.data.ledger import pass_key
@@ -66,8 +67,8 @@ class Scan(Card, Generic[Block]):
         Where they are, in order; those without rows that take part are left out.
     encoder
         What is made of them.
-    lot
-        A random sample of the tables, kept from the first pass.
+    lot, far
+        A random sample of the tables, and rows at the ends of their columns, kept from the first pass.
     identity
         The digest that is its fingerprint.
     clusters, clock
@@ -83,6 +84,7 @@ class Scan(Card, Generic[Block]):
     parts: tuple[Placed, ...]
     encoder: Encoder[Block]
     lot: Lot
+    far: Far
     identity: str
     clusters: tuple[str, ...]
     clock: str | None
@@ -229,6 +231,22 @@ class Scan(Card, Generic[Block]):
                     pass
                 raise
         return self._observed(chosen_rows(self.n, count, seed or 0))
+
+    def standing(self, count: int) -> Block:
+        """Rows that stand for all, from what the first pass kept, each as often as its frequency says.
+
+        Those at the ends of columns stand for themselves, about `count` others for the rest.
+        """
+        if self.lot.size >= self.n:
+            return self.sample(min(count, self.n), None)
+        frame = self.lot.fewer(count).frame.reset_index(drop=True)
+        far, inside = self.far.apart(frame)
+        kept = [
+            self.encoder(some.reset_index(drop=True), "the sample").take(slice(None)) for some in (far, frame[inside])
+        ]
+        ends, others = cast(list[Any], kept)
+        rest = (self.n - float(ends.counts.sum())) / max(1, others.height)
+        return joined([replace(ends, frequency=ends.counts), replace(others, frequency=np.full(others.height, rest))])
 
     def pool(self, count: int, seed: int, weight: Callable[[Block], Array] | None = None) -> Block:
         """`count` observations drawn with replacement, in the order in which they are drawn, in memory.

@@ -21,6 +21,7 @@ from equipoise.data.asked import Asked
 from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, slots_of
 from equipoise.data.column_encoding import column_encoder
 from equipoise.data.encoding import row_encoder
+from equipoise.data.far import Far
 from equipoise.data.fields import Columns
 from equipoise.data.files import as_floats, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
@@ -39,6 +40,8 @@ __all__ = ["bytes_in", "scan"]
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 # The least that reading any file takes.
 _LEAST_MEMORY = 10**6
+# Rows that are kept at either end of a column.
+_AT_ENDS = 64
 
 
 @checked_options
@@ -151,6 +154,7 @@ def scan(
         parts=_placed(found, lessons),
         encoder=encoder,
         lot=lessons.lot,
+        far=lessons.far,
         identity=_identity(found, asked, shape, lessons),
         clusters=asked.clusters,
         clock=asked.clock,
@@ -270,7 +274,11 @@ def _lessons(
     most = max(1, min(KEPT, room // (16 * 8 * width)))
     # as many rows as are wanted have smaller random numbers than this, but for one case in a million
     share = min(1.0, (most + 6.0 * np.sqrt(most) + 10.0) / total) if total else 1.0
-    learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share)
+    columns = tuple(
+        dict.fromkeys([*asked.roles, *(asked.beside[name] for name in ("offset",) if name in asked.beside)])
+    )
+    far = Far(columns, min(_AT_ENDS, most // (8 * max(1, len(columns)))))
+    learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far)
     if not found.parts:
         raise _no_rows()
     jobs, workers = list(enumerate(found.parts)), workers_for(room)

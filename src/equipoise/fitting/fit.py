@@ -16,7 +16,7 @@ from equipoise.errors import FitFailed
 from equipoise.files import available_memory
 from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
 from equipoise.fitting.maps import WIDE, Map, newton_map
-from equipoise.fitting.newton import Rough, minimise
+from equipoise.fitting.newton import Astray, Rough, minimise
 from equipoise.fitting.scaling import settled_together
 from equipoise.fitting.smoothness import NotSmooth
 from equipoise.fitting.trust import FEW, by_products, descend
@@ -117,17 +117,7 @@ def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) 
     part = _part(problem) if part is None else part
     if part is not None:
         try:
-            start, known = _convex(part, max_iterations)
-            together = None if problem.source.in_memory else problem.joint()
-            if together is not None:
-                return _jointly(problem, together, part, start, max_iterations), None
-            there = part.at_constant(start.constant)
-            newton = known or newton_map(problem, there.derivatives(start.theta, 2).hessian)
-            rough = Rough(newton._replace(own=False), there.search.yardstick(start.theta), start.constant)
-            if scaled_together(problem):
-                linear, some = cast(LinearProblem, problem), cast(LinearProblem, part)
-                return settled_together(linear, some, start, rough.yardstick, max_iterations), known
-            return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough), known
+            return _from_sample(problem, part, max_iterations)
         except FitFailed:
             pass  # a sample may be separated or collinear where the whole is not
     starts = problem.search.starts()
@@ -137,6 +127,31 @@ def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) 
     wide = first.size > WIDE and problem.source.in_memory
     known = newton_map(here, here.derivatives(first, 2).hessian) if wide else None
     return _settle(problem, first, partial(_led, newton=known), max_iterations), known
+
+
+def _from_sample(problem: Problem, part: Problem, max_iterations: int) -> tuple[Fit, Map | None]:
+    """The minimum from that of a part of the rows; where that leads astray, from that of rows which stand for all."""
+    try:
+        return _from_minimum(problem, part, *_convex(part, max_iterations), max_iterations)
+    except Astray as astray:
+        core: Problem = replace(cast(LinearProblem, problem), source=cast(LinearProblem, astray.core).source)
+        return _from_minimum(problem, core, *_convex(core, max_iterations), max_iterations)
+
+
+def _from_minimum(
+    problem: Problem, part: Problem, start: Fit, known: Map | None, max_iterations: int
+) -> tuple[Fit, Map | None]:
+    """The minimum of all rows from that of a part of them; Newton's map of many columns may be known."""
+    together = None if problem.source.in_memory else problem.joint()
+    if together is not None:
+        return _jointly(problem, together, part, start, max_iterations), None
+    there = part.at_constant(start.constant)
+    newton = known or newton_map(problem, there.derivatives(start.theta, 2).hessian)
+    rough = Rough(newton._replace(own=False), there.search.yardstick(start.theta), start.constant)
+    if scaled_together(problem):
+        linear, some = cast(LinearProblem, problem), cast(LinearProblem, part)
+        return settled_together(linear, some, start, rough.yardstick, max_iterations), known
+    return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough), known
 
 
 def _jointly(problem: Problem, together: Joint, part: Problem, start: Fit, max_iterations: int) -> Fit:
@@ -159,6 +174,8 @@ def _part(problem: Problem) -> Problem | None:
     """A random part of the rows that gives a good start; None where there are too few to gain by it."""
     rows = problem.source.n
     if not problem.source.in_memory:
+        if isinstance(problem, LinearProblem):
+            return problem.standing(LARGEST)
         return problem.subsample(min(rows, LARGEST), seed=None)
     count = max(_SAMPLE, _TIMES * len(problem.names))
     return None if rows <= 2 * count else problem.subsample(count, seed=None)

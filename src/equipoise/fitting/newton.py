@@ -17,7 +17,7 @@ from equipoise.fitting.certificate import Fit, converged, polished, require_boun
 from equipoise.fitting.maps import WIDE, Map, infinite, newton_map, sharpened
 from equipoise.models.problem import Cored, Derivatives, Minimised, Problem, Yardstick
 
-__all__ = ["Rough", "minimise"]
+__all__ = ["Astray", "Rough", "minimise"]
 
 _SLOW = 0.1  # a Hessian is kept while each step with it leaves at most this share of the distance
 _STALLED = 0.75  # close to the minimiser, steps that leave more of the distance are rounding: e^(−1/2) is an asymptote
@@ -26,10 +26,22 @@ _NEAR = 0.1  # standard errors from the minimiser, where the loss is a parabola 
 _ALIKE = 1e-10  # losses that differ by less than this share are told apart by their slopes
 _LENGTHS = (1.0, 0.1, 0.01, 0.001)  # of the first step tried, from which others are halved
 _ASTRAY = 1e3  # times the distance before: a step that seems to lead further away than this is taken back
-_UNSEEN = 2e-10  # standard errors that a step taken unseen may leave
+_UNSEEN, _FORESEEN = (
+    2e-10,
+    5e-11,
+)  # standard errors that a step taken unseen may leave, with a Hessian kept or made here
 _DOUBT = 4.0  # times what is predicted
+_KNOWN = 0.02  # of what Newton's step misses, the least that rows which stand for all are trusted to miss
 _SUSPECT = 10  # steps after which it is asked at every one whether there is a minimiser
 _EPS = float(np.finfo(np.float64).eps)
+
+
+class Astray(FitFailed):
+    """A sample's minimiser is none of all rows: it missed the few that matter most, which those that stand for all have."""
+
+    def __init__(self, core: Minimised) -> None:
+        super().__init__("a sample of the rows leads astray. To fix: start elsewhere.")
+        self.core = core
 
 
 class Rough(NamedTuple):
@@ -44,7 +56,7 @@ class Rough(NamedTuple):
 class _Place:
     """A point on the way, its Newton step, and the distance to the minimiser before and now.
 
-    `missed` is by how much Newton's step would have missed the point, where another led to it.
+    `missed` is by how much Newton's step would have missed the point, where rows that stand for all led to it.
     """
 
     theta: Array
@@ -82,10 +94,11 @@ class _Place:
         """Whether the next step, by how much the last one gained, leaves nothing that could be seen."""
         if self.yard is None or not self.map.own:
             return False
-        unseen = max(_UNSEEN * self.yard.spread, polished(self.yard))
-        if self.converged and self._kept <= unseen:
+        least = polished(self.yard)
+        if self.converged and self._kept <= max(_UNSEEN * self.yard.spread, least):
             return True
-        return not self.in_memory and self.map.fresh and _DOUBT * self._quadratic <= unseen
+        foreseen = max(_FORESEEN * self.yard.spread, least)
+        return not self.in_memory and self.map.fresh and _DOUBT * self._quadratic <= foreseen
 
     @property
     def following(self) -> float:
@@ -102,7 +115,7 @@ class _Place:
         """With one made here, as the last one was: Newton's method squares distances. Of squared loss, rounding is left."""
         if self.squared:
             return _EPS * self.map.condition * self.norm
-        return max(self.norm, self.missed) * (self.norm / self.last) ** 2 if self.own_before else np.inf
+        return max(self.norm, _KNOWN * self.missed) * (self.norm / self.last) ** 2 if self.own_before else np.inf
 
     @property
     def worn(self) -> bool:
@@ -122,29 +135,22 @@ def minimise(
     minimiser; one made there serves all further steps, as long as they converge fast, and certifies. The steps end where
     they no longer shrink: how well a Hessian is known decides how many are needed, and not where they lead; a last step that
     will leave nothing that could be seen is taken unseen. Rows that are read from files cost more than a Hessian of
-    them: there it is made at every step that is not yet close, and the first step is that of some rows which stand for all.
+    them: there it is made at every step that is not yet close, and steps are those of some rows which stand for all.
     """
     keep, core = rough is not None, None
     with np.errstate(over="ignore", invalid="ignore"):
-        newton = newton if rough is None else rough.newton
-        if keep and not problem.source.in_memory and not problem.quadratic and isinstance(problem, Cored):
-            here, core = problem.core(start)
+        if rough is not None and not problem.source.in_memory and not problem.quadratic and isinstance(problem, Cored):
+            place, core = _begun(problem, start, rough)
         else:
-            here = problem.derivatives(start, 1 if newton is not None and problem.source.in_memory else 2)
-        newton = newton_map(problem, here.hessian) if newton is None or here.hessian.size else newton
-        place = _placed(problem, start, here, newton, None, None if rough is None else rough.yardstick)
-        if rough is not None and place.norm > np.sqrt(problem.n) * rough.yardstick.spread:
-            raise FitFailed("the sample's minimiser is no better than any other start. To fix: start elsewhere.")
+            place = _started(problem, start, newton, rough)
         for iteration in range(max_iterations + 1):
             if iteration >= _SUSPECT or place.done or (keep and place.settling):
                 require_bounded(problem, place.theta, place.norm, place.direction, place.map.soft, -place.map.soft)
             following = None
             if keep and not place.done and place.settling:
-                place = _settled(place)
+                place = _settled(place, core)
             elif not place.done and iteration < max_iterations:
-                following = (_leapt(problem, place, core) if core and not iteration else None) or _next(
-                    problem, place, keep
-                )
+                following = (_leapt(problem, place, core) if core else None) or _next(problem, place, keep)
             if following is None:
                 break
             place = following
@@ -153,12 +159,42 @@ def minimise(
     return Fit(place.theta, place.norm, True, iteration, place.here.value, place.map.condition)
 
 
+def _started(problem: Minimised, start: Array, newton: Map | None, rough: Rough | None) -> _Place:
+    """The first point, with the map that is known or the one of its own."""
+    newton = newton if rough is None else rough.newton
+    here = problem.derivatives(start, 1 if newton is not None and problem.source.in_memory else 2)
+    newton = newton_map(problem, here.hessian) if newton is None or here.hessian.size else newton
+    place = _placed(problem, start, here, newton, None, None if rough is None else rough.yardstick)
+    if rough is not None:
+        _require_close(place, rough)
+    return place
+
+
+def _begun(problem: Minimised, start: Array, rough: Rough) -> tuple[_Place, Minimised]:
+    """The first point, and some rows that stand for all; raises `Astray` with these where the point is no good."""
+    here, core = cast(Cored, problem).core(start)
+    try:
+        place = _placed(problem, start, here, newton_map(problem, here.hessian), None, rough.yardstick)
+        _require_close(place, rough)
+    except FitFailed as failure:
+        raise Astray(core) from failure
+    return place, core
+
+
+def _require_close(place: _Place, rough: Rough) -> None:
+    """Raise `FitFailed` where a sample's minimiser is not one of all rows, by far."""
+    if place.norm > np.sqrt(place.n) * rough.yardstick.spread:
+        raise FitFailed("the sample's minimiser is no better than any other start. To fix: start elsewhere.")
+
+
 @dataclass(frozen=True)
 class _Tilted:
-    """The loss of some rows with the slope of all of them at a point: L_some(θ) + θᵀt."""
+    """The loss of some rows with slope and curvature of all of them at a point: L_some(θ) + θᵀt + ½ (θ−o)ᵀ B (θ−o)."""
 
     some: Minimised
+    origin: Array
     tilt: Array
+    bend: Array
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.some, name)
@@ -166,17 +202,32 @@ class _Tilted:
     def derivatives(self, theta: Array, order: int) -> Derivatives:
         """Those of the sum."""
         value, gradient, hessian = self.some.derivatives(theta, order)
-        return Derivatives(value + float(self.tilt @ theta), gradient + self.tilt if order else gradient, hessian)
+        away = theta - self.origin
+        pull = self.bend @ away
+        return Derivatives(
+            value + float(self.tilt @ theta) + 0.5 * float(away @ pull),
+            gradient + self.tilt + pull if order else gradient,
+            hessian + self.bend if order > 1 else hessian,
+        )
+
+
+def _foreseen(place: _Place, core: Minimised) -> Array:
+    """The minimiser of some rows that stand for all, with slope and curvature of all at a point.
+
+    As Newton's step, but for how the loss bends further away, of which those rows know all but a little.
+    """
+    there = core.derivatives(place.theta, 2)
+    bend = place.here.hessian - there.hessian
+    tilted = _Tilted(core, place.theta, place.here.gradient - there.gradient, bend)
+    return minimise(cast(Minimised, tilted), place.theta).theta
 
 
 def _leapt(problem: Minimised, place: _Place, core: Minimised) -> _Place | None:
-    """The minimiser of some rows that stand for all, with the slope of all here; None where that is no better.
-
-    As Newton's step, but for the loss as it is bent further away, of which those rows know all but a little.
-    """
+    """Where some rows that stand for all lead; None where that is no better."""
+    if not place.here.hessian.size:
+        return None
     try:
-        tilted = _Tilted(core, place.here.gradient - core.derivatives(place.theta, 1).gradient)
-        theta = minimise(cast(Minimised, tilted), place.theta).theta
+        theta = _foreseen(place, core)
         here = problem.derivatives(theta, 2)
         found = _placed(problem, theta, here, newton_map(problem, here.hessian), place, place.yard)
     except FitFailed:
@@ -186,11 +237,13 @@ def _leapt(problem: Minimised, place: _Place, core: Minimised) -> _Place | None:
     return replace(found, missed=missed) if found.norm <= 0.5 * place.norm else None
 
 
-def _settled(place: _Place) -> _Place:
+def _settled(place: _Place, core: Minimised | None) -> _Place:
     """Where a step leads that is taken unseen."""
     value = place.here.value + 0.5 * float(place.here.gradient @ place.direction)
-    here = place.here._replace(value=value)
-    return replace(place, theta=place.theta + place.direction, here=here, norm=place.following)
+    here, theta = place.here._replace(value=value), place.theta + place.direction
+    if core is not None and place.missed:
+        theta = _foreseen(place, core)
+    return replace(place, theta=theta, here=here, norm=place.following)
 
 
 def _placed(

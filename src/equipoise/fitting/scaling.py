@@ -2,13 +2,9 @@
 
     ∇L(θ, s) = 0,    s = the scale of the residuals at θ
 
-Each pass gives both sides at one point, and the rows around the median of the residuals' sizes, which tell it close by with
-every corner. Newton's method needs besides how slopes move with the scale, which a sample tells, and better so what is left of
-them after a step (Broyden).
-
-References
-----------
-Broyden, A class of methods for solving nonlinear simultaneous equations, Math. Comp. 19 (1965).
+Each pass gives both sides at one point, how slopes move with the scale, and the rows around the median of the residuals' sizes,
+which tell it close by with every corner. How slopes bend on the first and longest step, a sample of the rows tells; on others
+it would know less than that they hardly do.
 """
 
 from __future__ import annotations
@@ -18,19 +14,21 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, converged, require_residuals
-from equipoise.fitting.maps import newton_map
+from equipoise.fitting.maps import Map, newton_map
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Yardstick
 from equipoise.models.residuals import Scale
+from equipoise.models.scaled import Drifting, drifting, drifting_with_scale
 
 __all__ = ["settled_together"]
 
-_APART = 1e-4  # logarithms of the scale between which a sample's slopes are compared
 _UNSEEN = 1e-9  # standard errors that a step taken unseen may leave
 _DOUBT = 4.0  # times what is predicted to be left
 _AGREED = 5e-9  # relative change of the scale, below which neither it nor the loss need be seen again
-_NEAR = 0.1  # standard deviations: after shorter steps the slopes that are left are no curvature
+_KNOWN = 1e-6  # the same where the scale after a step is certain, and the loss extrapolated
+_CORNERS = 10.0  # times what Newton's method would leave of a loss without corners
 _ROUNDS, _EXACT = 50, 1e-15  # in which a move of the scale is found, and the last change of it
+_TURNS = 20  # in which what a sample tells of bends is followed
 _FURTHER = 4.0  # times the last step: a step of this length leads nowhere
 
 
@@ -45,31 +43,56 @@ def settled_together(
         If the steps do not shrink, or the Hessian is singular on the way.
     """
     assert start.constant is not None
-    theta, log, last = start.theta, float(np.log(start.constant)), np.inf
-    (fall, bend), move, gain = _moving(part, theta, log), 0.0, 1.0
+    theta, log, last, gain = start.theta, float(np.log(start.constant)), np.inf, 1.0
     unseen = _UNSEEN * yard.spread
+    inverse = np.linalg.inv(part.at_constant(start.constant).derivatives(theta, 2).hessian).astype(np.float64)
     for iteration in range(1, max_iterations + 1):
-        here, scale = problem.at_constant(float(np.exp(log))).derivatives_and_scale(theta)
-        newton = newton_map(problem, here.hessian)
-        if last < _NEAR and move:
-            bend = bend + here.gradient / move  # what Newton's step left is what was wrong with it
-        straight, aside = newton.step(here.gradient), newton.step(bend)
-        move = _agreed_move(scale, log, straight, aside)
-        step = straight + move * aside
-        size = float(np.sqrt(problem.n * max(0.0, float(step @ here.hessian @ step))))
+        whole, scale = drifting_with_scale(problem.at_constant(float(np.exp(log))), theta, inverse)
+        newton = newton_map(problem, whole.here.hessian)
+        step, move = _followed(part if iteration == 1 else None, theta, log, whole, scale, newton)
+        size = float(np.sqrt(problem.n * max(0.0, float(step @ whole.here.hessian @ step))))
         if not size < _FURTHER * last:
             raise FitFailed("parameters and scale do not settle on each other. To fix: pass scale=.")
-        # a secant method: by as much as a step is shorter than the last, the next gains over what this one gained
+        # by as much as a step is shorter than the last, the next gains over what this one gained, or more without corners
         gain, before = (min(1.0, size / last) if np.isfinite(last) else 1.0), gain
-        left = _DOUBT * size * gain * before
         theta, log, last = theta + step, log + move, size
-        if left <= unseen and abs(move) <= _AGREED:
+        certain = scale.certain(step, float(np.exp(log)))
+        left = _DOUBT * size * gain * (min(before, _CORNERS * gain) if certain and iteration > 2 else before)
+        if left <= unseen and abs(move) <= (_KNOWN if certain else _AGREED):
             require_residuals(problem, yard.spread > 10.0 * yard.rounding)
             constant = float(np.exp(log))
             problem.search.require_constant(constant)
             sure = left <= converged(yard, problem.n)
-            return Fit(theta, left, sure, iteration, here.value + fall * move, newton.condition, constant=constant)
+            value = whole.here.value + whole.fall * move
+            return Fit(theta, left, sure, iteration, value, newton.condition, constant=constant)
     raise FitFailed("parameters and scale did not settle on each other. To fix: pass scale=, or raise max_iterations.")
+
+
+def _followed(
+    part: LinearProblem | None, theta: Array, log: float, whole: Drifting, scale: Scale, newton: Map
+) -> tuple[Array, float]:
+    """How far θ and the scale's logarithm move until slopes vanish and the residuals have that scale.
+
+    Slopes are those of all rows here, and so is how they move at first; beyond that they move as those of some rows, if any.
+    """
+    aside, straight = newton.step(whole.drift), newton.step(whole.here.gradient)
+    move = _agreed_move(scale, log, straight, aside)
+    step = straight + move * aside
+    if part is None:
+        return step, move
+    some = drifting(part.at_constant(float(np.exp(log))), theta)
+    tilt, bend = whole.here.gradient - some.here.gradient, whole.here.hessian - some.here.hessian
+    drift, unit, shortest = whole.drift - some.drift, np.sqrt(np.diag(whole.here.hessian)), np.inf
+    for _ in range(_TURNS):
+        there = part.at_constant(float(np.exp(log + move))).derivatives(theta + step, 1).gradient
+        straight = newton.step(there + tilt + bend @ step + drift * move)
+        moved = _agreed_move(scale, log, step + straight - move * aside, aside)
+        change = straight + (moved - move) * aside
+        size = float(np.max(np.abs(change) * unit))
+        if not size < shortest:
+            break
+        step, move, shortest = step + change, moved, size
+    return step, move
 
 
 def _agreed_move(scale: Scale, log: float, straight: Array, aside: Array) -> float:
@@ -83,9 +106,3 @@ def _agreed_move(scale: Scale, log: float, straight: Array, aside: Array) -> flo
         if abs(change) <= _EXACT:
             break
     return move
-
-
-def _moving(part: LinearProblem, theta: Array, log: float) -> tuple[float, Array]:
-    """How the loss of some rows and its slopes move with the logarithm of the scale."""
-    up, down = (part.at_constant(float(np.exp(log + h))).derivatives(theta, 1) for h in (_APART, -_APART))
-    return (up.value - down.value) / (2.0 * _APART), (up.gradient - down.gradient) / (2.0 * _APART)

@@ -12,6 +12,7 @@ from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import finite_array, part_size
 from equipoise.data.arrays import Rows
+from equipoise.data.scanned import Scan
 from equipoise.data.source import Source
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.errors import InvalidInput
@@ -34,7 +35,7 @@ from equipoise.models.passes import (
 )
 from equipoise.models.problem import Derivatives
 from equipoise.models.profile import profiled
-from equipoise.models.residuals import MiddlePass, ResidualPass, Scale, middle_pass, robust_scale
+from equipoise.models.residuals import ResidualPass, robust_scale
 from equipoise.models.rowwise import LinearRowwise, StackedPass, StackedSums
 from equipoise.theory.bounds import BoundConstants
 from equipoise.theory.moments import Moments
@@ -153,6 +154,12 @@ class LinearProblem(Card):
         """The same problem on random rows."""
         return replace(self, source=self.source.sample(part_size(rows, self.source.n), seed))
 
+    def standing(self, rows: int) -> Self:
+        """The same problem on about so many rows that stand for all; of files with those that can matter most."""
+        if isinstance(self.source, Scan):
+            return replace(self, source=self.source.standing(rows))
+        return self.subsample(min(rows, self.source.n), seed=None)
+
     def marked(self, clusters: object = None, time: object = None) -> Self:
         """The same problem with clusters and times beside its rows."""
         return replace(self, source=self.source.marked(clusters, time))
@@ -214,24 +221,15 @@ class LinearProblem(Card):
 
     def derivatives(self, theta: Array, order: int) -> Derivatives:
         """L, ∇L and ∇²L up to `order`, reading the rows once."""
-        return self._derivatives(self.source.reduce(LossPass(self.model, theta, order)), theta, order)
+        return self.averaged(self.source.reduce(LossPass(self.model, theta, order)), theta, order)
 
     def core(self, theta: Array) -> tuple[Derivatives, LinearProblem]:
         """L, ∇L and ∇²L at θ and, from the same reading, the problem on some rows that stand for all."""
         sums, rows = LinearCurvature(self, theta).with_core(LossPass(self.model, theta, 2))
-        return self._derivatives(sums, theta, 2), replace(self, source=rows)
+        return self.averaged(sums, theta, 2), replace(self, source=rows)
 
-    def derivatives_and_scale(self, theta: Array) -> tuple[Derivatives, Scale]:
-        """L, ∇L and ∇²L with the scale as it is, and the robust one of the residuals at θ, reading the rows once."""
-        middle = middle_pass(self.source, theta, self.constant)
-        both = self.source.reduce(Both(LossPass(self.model, theta, 2), middle))
-        scale = Scale.of(both.second, middle.window)
-        if scale is None:
-            scale = Scale.of(self.source.reduce(MiddlePass(theta, window=middle.window)), middle.window)
-            assert scale is not None  # between zero and infinity lie all
-        return self._derivatives(both.first, theta, 2), scale
-
-    def _derivatives(self, sums: LossSums, theta: Array, order: int) -> Derivatives:
+    def averaged(self, sums: LossSums, theta: Array, order: int) -> Derivatives:
+        """L, ∇L and ∇²L up to `order` at θ, by the sums of a pass."""
         n, away = self.source.n, theta - self.mean
         pull = form_times(self.precision, away)
         return Derivatives(

@@ -1,0 +1,99 @@
+"""Rows at the ends of columns, kept beside a random sample: of a heavy tail no sample has the few rows that matter most."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise.arrays import Array, Index, Mask
+from equipoise.data.frames import stacked
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Far"]
+
+_STRIDE = 8  # one of so many numbers is looked at first, to see which may be among the largest
+_NONE = (-np.inf, np.inf)  # limits beyond which there is nothing
+_HELD = 4  # times the rows that are kept may be held before the others are let go
+
+
+@dataclass(frozen=True)
+class Far:
+    """The rows with the largest and the smallest numbers of every column.
+
+    Attributes
+    ----------
+    names
+        The columns.
+    most
+        Rows at each of their ends, at most: fewer where many are equal there.
+    limits
+        Numbers of every column; all rows beyond them are here.
+    frames
+        The rows, in pieces; others may be among them.
+    """
+
+    names: tuple[str, ...]
+    most: int
+    limits: tuple[tuple[float, float], ...] = ()
+    frames: tuple[pd.DataFrame, ...] = field(default=(), repr=False)
+
+    def of(self, frame: pd.DataFrame, places: Index | None = None) -> Far:
+        """Those of a table, at some of its places or all."""
+        if not self.most:
+            return self
+        columns = [_numbers(frame, name, places) for name in self.names]
+        limits = [_NONE if v is None else _ends(v, self.most) for v in columns]
+        found = replace(self, limits=tuple(map(_further, limits, self.limits or limits)))
+        index = np.flatnonzero(found._beyond(columns, len(frame) if places is None else places.size))
+        return replace(found, frames=(frame.iloc[index if places is None else places[index]],))
+
+    def merged(self, other: Far) -> Far:
+        """Those of both."""
+        if not self.limits or not other.limits:
+            return self if self.limits else other
+        both = replace(self, limits=tuple(map(_further, self.limits, other.limits)), frames=self.frames + other.frames)
+        size = sum(map(len, both.frames))
+        return both.of(stacked(both.frames)) if size > _HELD * 2 * self.most * len(self.names) else both
+
+    def apart(self, sample: pd.DataFrame) -> tuple[pd.DataFrame, Mask]:
+        """The rows at an end of a column, and which rows of a sample are none of these."""
+        kept = self.of(stacked(self.frames)) if self.frames else self
+        far = kept.frames[0] if kept.frames else sample.iloc[:0]
+        return far, ~kept._beyond([_numbers(sample, name, None) for name in self.names], len(sample))
+
+    def _beyond(self, columns: list[Array | None], size: int) -> Mask:
+        """Which of some rows are beyond the limits of a column."""
+        found = np.zeros(size, dtype=bool)
+        for (low, high), v in zip(self.limits, columns, strict=False):
+            if v is not None:
+                found |= (v < low) | (v > high)
+        return found
+
+
+def _further(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    """Limits beyond both."""
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
+def _numbers(frame: pd.DataFrame, name: str, places: Index | None) -> Array | None:
+    """A column of numbers; None where it is of something else."""
+    dtype = frame[name].dtype
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "iuf":
+        return None
+    return frame[name].to_numpy() if places is None else frame[name].to_numpy()[places]
+
+
+def _ends(v: Array, most: int) -> tuple[float, float]:
+    """Numbers beyond which there are at most so many, on either side; all are, of few."""
+    if v.size <= 2 * most:
+        return np.inf, -np.inf
+    if v.size <= 4 * _STRIDE * most:
+        ordered = np.partition(v, (most, v.size - 1 - most))
+        return float(ordered[most]), float(ordered[v.size - 1 - most])
+    # a part of them has no larger ones
+    roughly = _ends(v[::_STRIDE], most)
+    return _further(roughly, _ends(v[(v < roughly[0]) | (v > roughly[1])], most))
