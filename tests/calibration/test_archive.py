@@ -22,6 +22,7 @@ import pytest
 import equipoise as eq
 from equipoise.calibration import archive
 from equipoise.calibration.archive import LIMITS, Limits, read_archive, write_archive
+from tests.damage import flipped, put
 
 HEADER = {
     "format": 3,
@@ -170,12 +171,6 @@ def small(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def put(path: Path, content: bytes | bytearray) -> None:
-    """Write a new file: some systems bring one that is written over to the disk at once, which takes long."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
-
-
 def test_a_file_cut_at_any_length_is_refused(tmp_path) -> None:
     path = tmp_path / "run.eqz"
     whole = small(path)
@@ -191,9 +186,7 @@ def test_a_flipped_bit_anywhere_is_refused(tmp_path) -> None:
     whole = small(path)
     assert 8 * len(whole) > 2000
     for bit in range(8 * len(whole)):
-        changed = bytearray(whole)
-        changed[bit // 8] ^= 1 << bit % 8
-        put(path, changed)
+        put(path, flipped(whole, bit))
         refused(path)
 
 
@@ -203,10 +196,8 @@ def test_flipped_bits_under_a_true_digest_raise_nothing_else(tmp_path) -> None:
     whole = small(path)[: -archive._DIGEST]
     rng, read = random.Random(6), 0
     for _ in range(2500):
-        changed = bytearray(whole)
-        for bit in rng.sample(range(8 * len(whole)), rng.choice([1, 1, 3])):
-            changed[bit // 8] ^= 1 << bit % 8
-        put(path, bytes(changed) + digest(bytes(changed)))
+        changed = flipped(whole, *rng.sample(range(8 * len(whole)), rng.choice([1, 1, 3])))
+        put(path, changed + digest(changed))
         try:
             _, found = read_archive(path)
         except eq.InvalidInput:
