@@ -126,9 +126,10 @@ def test_the_reader_of_imports_sees_what_it_should(tmp_path) -> None:
     assert imported_parts(file, lazy=True) == {"fit", "report"}
 
 
-def test_importing_the_library_is_light() -> None:
+@pytest.mark.parametrize("name", ["equipoise", "equipoise.cli"])
+def test_importing_the_library_is_light(name) -> None:
     heavy = ["jax", "numba", "pandas", "matplotlib", "formulaic", "pyarrow", "arviz", "rich"]
-    code = f"import sys, equipoise; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, {name}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
