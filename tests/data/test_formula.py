@@ -18,12 +18,10 @@ import equipoise as eq
 from equipoise.data.design import Design
 from tests.data.conftest import mixed
 
-N = 60
-
 
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
-    return mixed(N, 1)
+    return mixed(60, 1)
 
 
 # --- What may be said -------------------------------------------------------------------------------

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-import formulaic.utils.stateful_transforms
-import formulaic.utils.variables
+import formulaic
 import numpy as np
 import pandas as pd
 import pytest
