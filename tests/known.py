@@ -13,7 +13,7 @@ from scipy.special import expit
 
 import equipoise as eq
 
-__all__ = ["DIVERGENCES", "brute_moments", "jax_loss", "misspecified", "problems", "slopes", "sources"]
+__all__ = ["DIVERGENCES", "brute_moments", "jax_loss", "jax_loss_of", "misspecified", "problems", "slopes", "sources"]
 
 # Files of the sources that read some; gone when the tests end.
 _FOLDER = TemporaryDirectory()
@@ -55,6 +55,17 @@ def jax_loss(p: Any, o: Any) -> Any:
 
     eta = p["a"] + jnp.dot(o["x"], p["b"])
     return jnp.exp(eta) - o["y"] * eta
+
+
+def jax_loss_of(family: str, eta: Any, y: Any, scale: float = 1.3) -> Any:
+    """Minus the log likelihood of a row, written out; the scale is that of the models of `make_model`."""
+    import jax.numpy as jnp
+
+    return {
+        "gaussian": lambda: 0.5 * ((y - eta) / scale) ** 2,
+        "bernoulli": lambda: jnp.logaddexp(0.0, eta) - y * eta,
+        "poisson": lambda: jnp.exp(eta) - y * eta,
+    }[family]()
 
 
 @dataclass(frozen=True)

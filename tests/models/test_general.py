@@ -12,10 +12,10 @@ from jax.flatten_util import ravel_pytree
 from scipy.special import ndtri
 
 import equipoise as eq
+from tests.known import jax_loss_of
 from tests.models.test_structure import STRUCTURES, nested
 
 DIM = 8
-SCALE = 1.3
 
 
 def predictor(p, x):
@@ -25,15 +25,7 @@ def predictor(p, x):
 
 
 def loss_of(family):
-    def loss(p, o):
-        eta, y = predictor(p, o["x"]), o["y"]
-        return {
-            "gaussian": lambda: 0.5 * ((y - eta) / SCALE) ** 2,
-            "bernoulli": lambda: jnp.logaddexp(0.0, eta) - y * eta,
-            "poisson": lambda: jnp.exp(eta) - y * eta,
-        }[family]()
-
-    return loss
+    return lambda p, o: jax_loss_of(family, predictor(p, o["x"]), o["y"])
 
 
 MATRIX = np.diag(np.linspace(0.0, 14.0, DIM)) + 3.0
