@@ -134,6 +134,22 @@ def test_importing_the_library_is_light(name) -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_a_fit_imports_only_what_it_uses(tmp_path) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("count,age\n" + "".join(f"{k % 5},{k % 7}\n" for k in range(200)))
+    unused = ("jax", "matplotlib", "rich", "dask", "torch", "arviz", "statsmodels", "sklearn", "equipoise.report.page",
+              "equipoise.experiments", "equipoise.interop")  # fmt: skip
+    code = (
+        "import sys\nfrom equipoise.cli import main\n"
+        "try: main()\nexcept SystemExit as stop: assert not stop.code\n"
+        f"sys.exit(', '.join(m for m in {unused} if m in sys.modules) or 0)"
+    )
+    command = [sys.executable, "-c", code, "fit", str(data), "count ~ age", "--family", "poisson", "--no-progress"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "N(estimate, target)" in done.stdout
+
+
 def test_the_wheel_holds_the_library_alone() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["tool"]["hatch"]["build"]["targets"]["wheel"] == {"packages": ["src/equipoise"]}

@@ -229,7 +229,10 @@ def test_intervals_of_a_cut(frame) -> None:
 def test_hashed_columns_take_values_never_seen(frame) -> None:
     made = eq.data.table(frame, "y ~ hashed(g, levels=4)")
     assert made.design.columns == {"g": Column("text")}
-    assert made.design.encode(frame.assign(g="never seen"))[0].shape == (N, 5)
+    unseen = np.asarray(made.design.encode(frame.assign(g="never seen"))[0])
+    # one of the four, the same in every row
+    assert sorted(unseen[0, 1:]) == [0.0, 0.0, 0.0, 1.0]
+    np.testing.assert_array_equal(unseen, np.tile(unseen[0], (N, 1)))
     coded = eq.data.table(frame, "y ~ hashed(g, levels=4) + g")
     with pytest.raises(eq.InvalidInput, match="levels seen when fitting"):
         coded.design.encode(frame.assign(g="never seen"))

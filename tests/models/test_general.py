@@ -270,7 +270,9 @@ def test_arviz_has_one_variable_per_leaf(calibrated, tmp_path) -> None:
 def test_independent_draws_keep_the_structure(calibrated, make_data) -> None:
     x, y = make_data("bernoulli", n=400, dim=DIM)
     cal = eq.calibrate(calibrated[0].model, {"x": x, "y": y}, ess=100, chains=2, sampler="gaussian", progress=False)
-    assert cal.chains.tree()["head"][1]["m"].shape == (2, 50, 2, 2)
+    tree = cal.chains.tree()
+    np.testing.assert_array_equal(tree["head"][1]["m"], cal.draws[:, :, 3:7].reshape(2, 50, 2, 2))
+    np.testing.assert_array_equal(tree["z"], cal.draws[:, :, 7])
     assert cal.chains.layout.variables == calibrated[0].chains.layout.variables
 
 
