@@ -165,6 +165,7 @@ def test_words_become_rows() -> None:
     assert row("log(x + 1) - a-b = 3*x - 1") == ([(eye[5] - eye[6] - 3 * eye[0]).tolist()], [-1.0])
     assert row("x = x1 = 4") == ([(eye[0] - eye[1]).tolist(), eye[1].tolist()], [0.0, 4.0])
     assert row("-(-x) * 2 / 4 + 1") == ([(0.5 * eye[0]).tolist()], [-1.0])
+    assert row("(" * 50 + "x10" + ")" * 50) == ([eye[2].tolist()], [0.0])
     assert row(["x = 1", "x1"]) == ([eye[0].tolist(), eye[1].tolist()], [1.0, 0.0])
     # a number is a number, unless it is written as a name
     assert row("`3` = 3") == ([eye[7].tolist()], [3.0])
@@ -177,6 +178,7 @@ def test_words_become_rows() -> None:
     [
         ("x2 = 0", "'x2'"),
         ("ab = 0", "'ab'"),
+        ("a_1 = 0", "'a_1'"),
         ("a:c = 1", "a:c|:c"),
         ("zone = 1", "did you mean"),
         ("a * b = 1", "product"),
