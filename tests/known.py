@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import expit
 
 import equipoise as eq
 
-__all__ = ["DIVERGENCES", "brute_moments", "jax_loss", "misspecified", "problems", "sources"]
+__all__ = ["DIVERGENCES", "brute_moments", "jax_loss", "jax_loss_of", "misspecified", "problems", "slopes", "sources"]
 
 # Files of the sources that read some; gone when the tests end.
 _FOLDER = TemporaryDirectory()
@@ -33,12 +34,38 @@ def misspecified(family: str, n: int = 120, dim: int = 3, seed: int = 0) -> tupl
     return x, rng.poisson(np.exp(eta) * spread).astype(float) + (0.5 if family == "gamma" else 0.0)
 
 
+def slopes(family: str, eta: Any, y: Any, constant: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """First and second derivative of a family's loss of a row, restated from its likelihood."""
+    if family == "gaussian":
+        return (eta - y) / constant**2, np.full_like(eta, constant**-2)
+    if family == "bernoulli":
+        return expit(eta) - y, expit(eta) * expit(-eta)
+    mu = np.exp(eta)
+    if family == "poisson":
+        return mu - y, mu
+    if family == "gamma":
+        return constant * (1.0 - y / mu), constant * y / mu
+    a = constant
+    return (mu - y) / (1.0 + a * mu), mu * (1.0 + a * y) / (1.0 + a * mu) ** 2
+
+
 def jax_loss(p: Any, o: Any) -> Any:
     """A Poisson regression written as a loss of one's own, over a nested structure."""
     import jax.numpy as jnp
 
     eta = p["a"] + jnp.dot(o["x"], p["b"])
     return jnp.exp(eta) - o["y"] * eta
+
+
+def jax_loss_of(family: str, eta: Any, y: Any, scale: float = 1.3) -> Any:
+    """Minus the log likelihood of a row, written out; the scale is that of the models of `make_model`."""
+    import jax.numpy as jnp
+
+    return {
+        "gaussian": lambda: 0.5 * ((y - eta) / scale) ** 2,
+        "bernoulli": lambda: jnp.logaddexp(0.0, eta) - y * eta,
+        "poisson": lambda: jnp.exp(eta) - y * eta,
+    }[family]()
 
 
 @dataclass(frozen=True)

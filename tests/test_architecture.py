@@ -126,11 +126,28 @@ def test_the_reader_of_imports_sees_what_it_should(tmp_path) -> None:
     assert imported_parts(file, lazy=True) == {"fit", "report"}
 
 
-def test_importing_the_library_is_light() -> None:
+@pytest.mark.parametrize("name", ["equipoise", "equipoise.cli"])
+def test_importing_the_library_is_light(name) -> None:
     heavy = ["jax", "numba", "pandas", "matplotlib", "formulaic", "pyarrow", "arviz", "rich"]
-    code = f"import sys, equipoise; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, {name}; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_fit_imports_only_what_it_uses(tmp_path) -> None:
+    data = tmp_path / "data.csv"
+    data.write_text("count,age\n" + "".join(f"{k % 5},{k % 7}\n" for k in range(200)))
+    unused = ("jax", "matplotlib", "rich", "dask", "torch", "arviz", "statsmodels", "sklearn", "equipoise.report.page",
+              "equipoise.experiments", "equipoise.interop")  # fmt: skip
+    code = (
+        "import sys\nfrom equipoise.cli import main\n"
+        "try: main()\nexcept SystemExit as stop: assert not stop.code\n"
+        f"sys.exit(', '.join(m for m in {unused} if m in sys.modules) or 0)"
+    )
+    command = [sys.executable, "-c", code, "fit", str(data), "count ~ age", "--family", "poisson", "--no-progress"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "N(estimate, target)" in done.stdout
 
 
 def test_the_wheel_holds_the_library_alone() -> None:

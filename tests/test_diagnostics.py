@@ -1,4 +1,4 @@
-"""Diagnosis: known autocorrelation times, chains that are wrong in one known way, and false alarms of chains that are right."""
+"""Diagnosis: chains that are wrong in one known way each, targets out of reach, and chains of the posterior itself."""
 
 from __future__ import annotations
 
@@ -6,46 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 from scipy.signal import lfilter
 
 import equipoise as eq
-from equipoise.calibration.autocorrelation import autocorrelations, bartlett_error, per_stored_draw, split_rhat
-from equipoise.calibration.comparison import compare
-from equipoise.calibration.diagnostics import autocorrelation_time
+from equipoise.calibration.autocorrelation import split_rhat
 from equipoise.calibration.expectation import expect
-from equipoise.calibration.thresholds import ALARM
-
-
-def ar1(rng, coefficient, chains, length):
-    """Stationary AR(1) with unit variance."""
-    draws = np.empty((chains, length))
-    noise = rng.normal(size=(chains, length)) * np.sqrt(1.0 - coefficient**2)
-    draws[:, 0] = rng.normal(size=chains)
-    for t in range(1, length):
-        draws[:, t] = coefficient * draws[:, t - 1] + noise[:, t]
-    return draws
-
-
-@pytest.mark.parametrize(("coefficient", "expected"), [(0.9, 19.0), (0.5, 3.0), (0.0, 1.0), (-0.5, 1.0 / 3.0)])
-def test_autocorrelation_time_of_ar1(coefficient, expected) -> None:
-    chains, length = 4, 50_000
-    found = autocorrelation_time(ar1(np.random.default_rng(1), coefficient, chains, length))
-    assert expected == pytest.approx((1.0 + coefficient) / (1.0 - coefficient))
-    # a sum over M = 5 max(τ, 1) lags has standard error τ sqrt(2 (2M + 1) / T), and leaves out 2 Σ_{k>M} ρ^k
-    window = 5.0 * max(expected, 1.0)
-    error = max(expected, 1.0) * np.sqrt(2.0 * (2.0 * window + 1.0) / (chains * length))
-    left_out = 2.0 * abs(coefficient) ** (window + 1.0) / (1.0 - coefficient)
-    assert abs(found - expected) < 4.0 * error + left_out
-
-
-def test_autocorrelation_time_ignores_where_chains_are_and_their_scale() -> None:
-    draws = ar1(np.random.default_rng(2), 0.8, 3, 2000)
-    assert autocorrelation_time(1e6 * draws + 1e3) == pytest.approx(autocorrelation_time(draws), rel=1e-6)
-
-
-def test_autocorrelation_time_of_constants_is_one() -> None:
-    assert autocorrelation_time(np.zeros((2, 50))) == 1.0
+from tests.calibration.test_autocorrelation import ar1
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +71,6 @@ def test_a_calibrated_run_passes_every_check(good) -> None:
     assert str(found).count("ok  ") == len(CHECKS)
 
 
-# -- right chains: flagged at the nominal rate, not more ------------------------------------------------------------------
-
-
 def tuned(family: str = "gaussian", n: int = 400, dim: int = 3, batch: int = 40, step: float | None = None):
     rng = np.random.default_rng([n, dim])
     x = np.column_stack([np.ones(n), rng.normal(size=(n, dim - 1)) @ (np.eye(dim - 1) + 0.5)])
@@ -116,60 +79,6 @@ def tuned(family: str = "gaussian", n: int = 400, dim: int = 3, batch: int = 40,
     m = eq.moments(model, data, eq.fit(model, data))
     found = eq.tune(m, "sandwich", eq.Dynamics(batch)) if step is None else eq.Tuning.at(m, step, eq.Dynamics(batch))
     return model, data, found
-
-
-@pytest.mark.parametrize(
-    ("dim", "step", "thin", "length"), [(1, None, 1, 1000), (3, None, 2, 800), (6, None, 1, 1500), (3, 0.02, 8, 700)]
-)
-def test_exact_chains_are_flagged_at_the_nominal_rate(dim, step, thin, length) -> None:
-    runs, tuning = 250, tuned(dim=dim, step=step)[2]
-    counts = dict.fromkeys(CHECKS, 0)
-    flagged, chances = 0, []
-    for seed in range(runs):
-        chains = synthetic(tuning, np.random.default_rng([seed, dim]), 2, length, thin)
-        for name in looks(chains, tuning):
-            counts[name] += 1
-        flagged += any(eq.diagnose(chains, tuning).flags)
-        chances.append(compare(chains, tuning).joint_shift.chance)
-    # as many as a coin that falls this way with probability ALARM would give in all but one of a thousand such tests
-    most = stats.binom.isf(1e-3, runs, ALARM)
-    assert max(counts.values()) <= most, counts
-    # four kinds of flags
-    assert flagged <= stats.binom.isf(1e-3, runs, 4 * ALARM)
-    # the joint statistic is χ²: its probabilities are uniform
-    assert stats.kstest(chances, "uniform").pvalue > 1e-3
-
-
-def test_exact_engine_chains_are_flagged_at_the_nominal_rate() -> None:
-    runs, (model, data, tuning) = 200, tuned(dim=4)
-    counts, chances = dict.fromkeys(CHECKS, 0), []
-    for seed in range(runs):
-        chains = eq.sample(model, data, tuning, draws=800, chains=2, seed=seed, thin=1, progress=False)
-        # the shape of this chain is not normal: the noise of a gradient has tails
-        for name in looks(chains, tuning) - {"shape"}:
-            counts[name] += 1
-        chances.append(compare(chains, tuning).joint_shift.chance)
-    assert max(counts.values()) <= stats.binom.isf(1e-3, runs, ALARM), counts
-    assert stats.kstest(chances, "uniform").pvalue > 1e-3
-
-
-def test_variance_of_a_mean_is_that_of_the_sum_over_lags() -> None:
-    for tau, thin, n in ((9.0, 1, 50), (9.0, 3, 20), (0.4, 1, 11)):
-        a = ((tau - 1.0) / (tau + 1.0)) ** thin
-        lags = a ** np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
-        np.testing.assert_allclose(per_stored_draw(np.array([tau]), thin, n), lags.mean() * n)
-
-
-def test_covariance_errors_have_the_predicted_size_and_degrees() -> None:
-    tuning = tuned(dim=3, step=0.02)[2]
-    runs = [synthetic(tuning, np.random.default_rng([8, s]), 2, 1500, 4) for s in range(400)]
-    errors = np.array([eq.diagnose(c, tuning).check("covariance").observed for c in runs])
-    expected = expect(runs[0], tuning)
-    ratio = (errors / expected.floor) ** 2
-    nu = expected.degrees
-    # mean 1 and variance 2/ν of χ²_ν/ν; its kurtosis is 12/ν
-    assert abs(ratio.mean() - 1.0) < 4.0 * np.sqrt(2.0 / nu / 400)
-    assert ratio.var() == pytest.approx(2.0 / nu, rel=4.0 * np.sqrt((2.0 + 12.0 / nu) / 400) + 0.1)
 
 
 # -- wrong chains: each is wrong in one way --------------------------------------------------------------------------------
@@ -378,61 +287,6 @@ def test_a_refined_run_is_compared_with_the_target(make_data) -> None:
     )
 
 
-# -- no power --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_run_too_short_to_tell_says_so() -> None:
-    tuning = tuned(dim=6)[2]
-    short = synthetic(tuning, np.random.default_rng(3), 2, 100)
-    found = eq.diagnose(short, tuning)
-    check = found.check("covariance")
-    assert check.error > 0.3
-    assert check.status == "unknown"
-    assert check.mark == "?"
-    # neither a failure nor an ok
-    assert not check.ok
-    assert (found.status, found.ok, found.warnings) == ("unknown", False, ())
-    assert check.words in found.undecided
-    needed = int(check.words.split("takes ")[1].split(" draws")[0].replace(",", ""))
-    assert expect(synthetic(tuning, np.random.default_rng(3), 1, needed), tuning).floor < 0.3
-    assert "as far as this run can tell" in found.verdict
-    assert "?     covariance" in str(found)
-    # what is far off is seen by a short run as well
-    assert "covariance" in looks(changed(short, tuning, lambda e: 3.0 * e), tuning)
-    tiny = synthetic(tuning, np.random.default_rng(3), 1, 3)
-    assert eq.diagnose(tiny, tuning).check("chains").status == "unknown"
-    assert eq.diagnose(tiny, tuning).check("mean bias").status == "unknown"
-
-
-@pytest.mark.parametrize("length", [3, 30, 120])
-def test_no_check_is_ok_without_power_and_each_says_how_many_draws_it_takes(length) -> None:
-    """Every check but the guard's, which is a count; in the table, the summary's lines and the report's words."""
-    tuning = tuned(dim=6)[2]
-    found = eq.diagnose(synthetic(tuning, np.random.default_rng(5), 1, length), tuning)
-    measured = [check for check in found.checks if check.name != "guard"]
-    for check in measured:
-        relative = check.error / check.observed if check.name == "effective draws" else check.error
-        if check.status == "unknown":
-            assert "cannot tell" in check.words, check.words
-            needed = int(check.words.split("takes ")[1].split(" draws")[0].replace(",", ""))
-            assert needed > length, check.words
-            assert f"instead of {length:,}" in check.words
-        else:
-            assert relative <= 0.3, str(check)
-    assert found.status == "unknown"
-    assert not found.ok
-
-
-def test_the_draws_that_a_check_asks_for_give_it_power() -> None:
-    tuning = tuned(dim=6)[2]
-    short = eq.diagnose(synthetic(tuning, np.random.default_rng(5), 1, 60), tuning)
-    wanted = [int(words.split("takes ")[1].split(" draws")[0].replace(",", "")) for words in short.undecided]
-    assert len(wanted) >= 4
-    # twice as many: how long the chain remembers is itself observed
-    enough = eq.diagnose(synthetic(tuning, np.random.default_rng(6), 1, 2 * max(wanted)), tuning)
-    assert enough.undecided == (), str(enough)
-
-
 # -- the posterior itself --------------------------------------------------------------------------------------------------
 
 
@@ -511,12 +365,3 @@ def test_independent_draws_get_their_own_verdict(make_data, structure) -> None:
     np.testing.assert_array_equal(found.predicted_ess, 20_000)
     wide = replace(cal.chains, draws=cal.tuning.center + 1.15 * (cal.draws - cal.tuning.center))
     assert "covariance" in looks(wide, cal.tuning)
-
-
-def test_autocorrelations_and_their_error() -> None:
-    runs = np.array([autocorrelations(ar1(np.random.default_rng([6, s]), 0.8, 2, 2000), 12) for s in range(200)])
-    lag = np.arange(13)
-    error = bartlett_error(9.0, lag, 4000)
-    assert np.all(np.abs(runs.mean(axis=0) - 0.8**lag) < 4.0 * error / np.sqrt(200) + 5e-3)
-    # the standard deviation of 200 values errs by 1/√400
-    np.testing.assert_allclose(runs.std(axis=0)[1:], error[1:], rtol=4.0 / np.sqrt(400))

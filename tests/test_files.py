@@ -280,29 +280,22 @@ def test_one_that_sweeps_just_after_the_temporary_is_made(tmp_path, monkeypatch)
 # A process that starts others, each of which writes until it is killed: imports are paid for once.
 KILLED = textwrap.dedent(
     """
-    import os, random, signal, sys, time
+    import sys
     from pathlib import Path
     from equipoise.files import write_atomic
+    from tests.damage import killed
 
-    path, rng = Path(sys.argv[1]), random.Random(7)
+    path = Path(sys.argv[1])
     contents = [bytes([k]) * size for k, size in enumerate((1, 300_000, 20_000, 1_000_000))]
     write_atomic(path, contents[0])
     most, changed = 0, 0
-    for kill in range(45):
-        heard, told = os.pipe()
-        child = os.fork()
-        if not child:
-            while True:
-                for content in contents:
-                    write_atomic(path, content)
-                    os.write(told, b".")
-        os.close(told)
-        for _ in range(rng.randrange(1, 6)):
-            assert os.read(heard, 1), "the writer failed"
-        time.sleep(rng.uniform(0.0, 0.003))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(heard)
+
+    def write(told):
+        for content in contents:
+            write_atomic(path, content)
+            told()
+
+    for kill in killed(write, 45, most=5, pause=0.003, seed=7):
         found = path.read_bytes()
         assert found in contents, f"kill {kill}: {len(found)} bytes"
         left = len(list(path.parent.iterdir())) - 1
@@ -317,7 +310,8 @@ KILLED = textwrap.dedent(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_kill_at_any_moment_leaves_old_or_new(tmp_path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "file")], capture_output=True, text=True)
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "file")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1])
     assert done.returncode == 0, done.stderr
     most, changed = map(int, done.stdout.split())
     # kills did come in the middle of writes, and writers did get on

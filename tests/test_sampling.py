@@ -326,9 +326,10 @@ def test_the_guard_never_acts_on_smooth_losses(family, batch_size, make_data, ma
     np.testing.assert_array_equal(run(case, draws=20_000, thin=1, guard="auto").draws, off.draws)
 
 
-@pytest.mark.parametrize("family", ["poisson", "gamma", "negative-binomial"])
-def test_exponential_losses_are_guarded_by_default(family, make_model, make_data) -> None:
-    assert make_model(family).bind(make_data(family, n=20, dim=2)).guarded
+@pytest.mark.parametrize("family", ["poisson", "gamma", "negative-binomial", "gaussian", "bernoulli"])
+def test_exponential_losses_and_no_others_are_guarded_by_default(family, make_model, make_data) -> None:
+    grows = family in ("poisson", "gamma", "negative-binomial")
+    assert make_model(family).bind(make_data(family, n=20, dim=2)).guarded == grows
 
 
 def test_tuning_for_other_data(poisson_run) -> None:

@@ -9,6 +9,7 @@ import statsmodels.api as sm
 
 import equipoise as eq
 from equipoise.theory.targets import target_matrix
+from tests.calibration.test_fitstats import THEIRS
 from tests.known import DIVERGENCES, misspecified
 
 FAMILIES = ("gaussian", "bernoulli", "poisson", "gamma", "negative-binomial")
@@ -172,13 +173,6 @@ def test_counts_beyond_memory_are_fitted_and_refused_by_chains() -> None:
 
 
 # --- Against statsmodels ------------------------------------------------------------------------------
-
-THEIRS = {
-    "gaussian": sm.families.Gaussian(),
-    "bernoulli": sm.families.Binomial(),
-    "poisson": sm.families.Poisson(),
-    "gamma": sm.families.Gamma(sm.families.links.Log()),
-}
 
 
 @pytest.fixture(scope="module")

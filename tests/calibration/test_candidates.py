@@ -142,6 +142,13 @@ def test_refinement_aims_at_the_target_and_not_beyond():
 def test_very_few_rows(n):
     rng = np.random.default_rng(n)
     x = np.column_stack([np.ones(n), rng.normal(size=n)])
-    cal = eq.calibrate(eq.glm("gaussian", scale=1.0), (x, rng.normal(size=n)), ess=100, chains=2, progress=False)
+    y = rng.normal(size=n)
+    cal = eq.calibrate(eq.glm("gaussian", scale=1.0), (x, y), ess=100, chains=2, progress=False)
     assert cal.tuning.dynamics.batch_size <= n
-    assert np.isfinite(cal.draws).all()
+    bread = np.linalg.inv(x.T @ x)
+    best = bread @ x.T @ y
+    scores = x * (y - x @ best)[:, None]
+    sandwich = bread @ scores.T @ scores @ bread
+    np.testing.assert_allclose(cal.tuning.predicted.cov, sandwich, rtol=1e-7)
+    # as many effective draws as were asked for
+    assert np.all(np.abs(cal.chains.flat().mean(axis=0) - best) < 4.0 * np.sqrt(np.diag(sandwich) / 100))

@@ -11,12 +11,11 @@ from scipy.optimize import minimize
 import equipoise as eq
 
 N = 400
-LOG = sm.families.links.Log()
 THEIRS = {
     "gaussian": sm.families.Gaussian(),
     "bernoulli": sm.families.Binomial(),
     "poisson": sm.families.Poisson(),
-    "gamma": sm.families.Gamma(LOG),
+    "gamma": sm.families.Gamma(sm.families.links.Log()),
 }
 
 

@@ -1,4 +1,4 @@
-"""A table with columns of every kind, and the same in files: what scans are tested on."""
+"""Tables with columns of every kind, and one of them in files: what formulas and scans are tested on."""
 
 from __future__ import annotations
 
@@ -37,6 +37,27 @@ def folder(frame, tmp_path):
     for k, cut in enumerate([slice(0, 7), slice(7, 200), slice(200, 201), slice(201, N)]):
         frame[cut].to_parquet(tmp_path / f"part-{k}.parquet", row_group_size=50, index=False)
     return tmp_path
+
+
+def mixed(n: int, seed: int) -> pd.DataFrame:
+    """A table for formulas: numbers, text, categories, truth values, dates, and names that need backticks."""
+    rng = np.random.default_rng(seed)
+    return pd.DataFrame(
+        {
+            "y": rng.normal(size=n),
+            "x": rng.uniform(0.1, 5.0, n),
+            "z": rng.normal(size=n),
+            "k": rng.integers(1, 5, n),
+            "g": rng.choice(["a", "b", "c"], n),
+            "h": pd.Categorical(rng.choice(["lo", "hi"], n), categories=["lo", "hi"]),
+            "b": rng.random(n) < 0.5,
+            "my col": rng.uniform(1.0, 2.0, n),
+            "a.b": rng.normal(size=n),
+            "größe": rng.uniform(1.0, 2.0, n),
+            "2nd": rng.normal(size=n),
+            "t": pd.Timestamp("2021-03-01") + pd.to_timedelta(rng.integers(0, 5, n) * 12, unit="h"),
+        }
+    )
 
 
 def assert_same(found, expected, tolerance: float = 0.0) -> None:

@@ -13,28 +13,15 @@ import pytest
 import equipoise as eq
 from equipoise.data.columns import Column
 from equipoise.data.design import Design
+from tests.data.conftest import mixed
 
 N = 80
 
 
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
-    rng = np.random.default_rng(5)
-    return pd.DataFrame(
-        {
-            "y": rng.normal(size=N),
-            "x": rng.uniform(0.1, 5.0, N),
-            "z": rng.normal(size=N) * 1e-3,
-            "k": rng.integers(1, 5, N),
-            "g": rng.choice(["a", "b", "c"], N),
-            "h": pd.Categorical(rng.choice(["lo", "hi"], N), categories=["lo", "hi"]),
-            "b": rng.random(N) < 0.5,
-            "my col": rng.uniform(1.0, 2.0, N),
-            "a.b": rng.normal(size=N),
-            "t": pd.Timestamp("2021-03-01") + pd.to_timedelta(rng.integers(0, 4, N) * 7, unit="h"),
-            "cut": pd.cut(rng.normal(size=N), [-9.0, -0.5, 0.5, 9.0]),
-        }
-    )
+    made = mixed(N, 5)
+    return made.assign(z=1e-3 * made["z"], cut=pd.cut(made["2nd"], [-9.0, -0.5, 0.5, 9.0]))
 
 
 FORMULAS = [

@@ -16,30 +16,12 @@ from formulaic import Formula
 
 import equipoise as eq
 from equipoise.data.design import Design
-from equipoise.data.formula import read
-from equipoise.data.grammar import LIMITS
-
-N = 60
+from tests.data.conftest import mixed
 
 
 @pytest.fixture(scope="module")
 def frame() -> pd.DataFrame:
-    rng = np.random.default_rng(1)
-    return pd.DataFrame(
-        {
-            "y": rng.normal(size=N),
-            "x": rng.uniform(0.1, 5.0, N),
-            "z": rng.normal(size=N),
-            "k": rng.integers(1, 5, N),
-            "g": rng.choice(["a", "b", "c"], N),
-            "h": pd.Categorical(rng.choice(["lo", "hi"], N), categories=["lo", "hi"]),
-            "b": rng.random(N) < 0.5,
-            "my col": rng.uniform(1.0, 2.0, N),
-            "a.b": rng.normal(size=N),
-            "größe": rng.uniform(1.0, 2.0, N),
-            "2nd": rng.normal(size=N),
-        }
-    )
+    return mixed(60, 1)
 
 
 # --- What may be said -------------------------------------------------------------------------------
@@ -333,13 +315,13 @@ class Reached(BaseException):
     """Not an Exception, so that nothing on the way catches it."""
 
 
+def reached(*arguments: object) -> None:
+    raise Reached(arguments)
+
+
 @pytest.fixture
 def never_run(monkeypatch) -> None:
     """Formulaic's evaluation, made to fail the test when it is reached."""
-
-    def reached(*arguments: object) -> None:
-        raise Reached(arguments)
-
     for module in (formulaic.utils.stateful_transforms, formulaic.utils.variables):
         monkeypatch.setattr(module, "eval", reached, raising=False)
 
@@ -371,9 +353,6 @@ PIECES = [
 
 
 def test_damaged_formulas_raise_nothing_else(frame, monkeypatch) -> None:
-    def reached(*arguments: object) -> None:
-        raise Reached(arguments)
-
     monkeypatch.setattr("os.system", reached)
     monkeypatch.setattr(np, "load", reached)
     monkeypatch.setattr("builtins.open", reached)
@@ -411,158 +390,3 @@ def test_what_formulaic_made_of_a_formula_is_read_again(frame, monkeypatch) -> N
     monkeypatch.setattr(formulaic, "Formula", lambda _: Formula("y ~ z"))
     with pytest.raises(eq.InvalidInput, match="write it more simply"):
         eq.data.table(frame, "y ~ x")
-
-
-@pytest.mark.parametrize("name", ["open", "print", "os", "exit", "NotImplemented", "frame"])
-def test_only_columns_are_in_sight(frame, name) -> None:
-    # neither Python's own names nor those of the caller
-    for formula in (f"y ~ {name}", f"y ~ I({name} * x)", f"y ~ center({name})", f"{name} ~ x"):
-        with pytest.raises(eq.InvalidInput, match=rf"made of columns of the table.*\['{name}'\]"):
-            eq.data.table(frame, formula)
-    made = eq.data.table(frame.assign(**{name: frame["z"]}), f"y ~ I({name} * x)")
-    np.testing.assert_array_equal(made.x[:, 1], frame["z"] * frame["x"])
-
-
-@pytest.mark.parametrize(
-    ("formula", "message"),
-    [
-        ("y ~ I(x - x.mean())", r"the new data's mean when predicting; use center\(x\) or scale\(x\)"),
-        ("y ~ I((x + z).std())", r"the new data's std when predicting; use center\(x\) or scale\(x\)"),
-        ("y ~ I(x - np.mean(x))", r"the new data's mean when predicting; use center\(x\) or scale\(x\)"),
-        ("y ~ x.max()", r"the new data's max when predicting"),
-        ("y ~ I(a.b)", "whose name has a dot in backticks, as in `a.b`"),
-        ("y ~ np.load(x)", r"the function np.load in .*context=\{'f': f\}"),
-        ("y ~ f(x)", r"the function f in .*context=\{'f': f\}"),
-        ("y ~ C(g, contr.other)", r"the contrasts contr.other.*use one of contr.treatment, contr.SAS"),
-        ("y ~ bs(x, df=10**9)", r"10 \*\* 9 as an argument in .*a whole number up to 1000"),
-        ("y ~ I(x**99)", r"the power x \*\* 99 in .*a number up to 20 as exponent"),
-        ("y ~ .", "write the columns out"),
-        ("y ~ x | z", "single right-hand side"),
-        ("y ~ log(bs(x, df=4))", r"let bs\(...\) stand alone"),
-        ("y ~ center(Q('my col'))", r"Q\(...\) inside center\(...\).*in backticks"),
-        ("y ~ {x}", "rename columns that contain it"),
-        ("y ~ " + "x+" * 9000, f"at most {LIMITS.characters} characters"),
-        (3, "formula: must be text"),
-        ("y ~ ", "write y ~ 1 for an intercept only"),
-        ("y ~", "write y ~ 1 for an intercept only"),
-        ("y ~ 0", "write y ~ 1 for an intercept only"),
-        ("y ~ -1", "write y ~ 1 for an intercept only"),
-        ("y ~ x - x - 1", "write y ~ 1 for an intercept only"),
-        ("y ~ 0 + 0", "write y ~ 1 for an intercept only"),
-        (" ~ x", "write the response before a ~"),
-        ("x", "write the response before a ~"),
-        ("", "write the response before a ~"),
-        ("1 ~ x", "write the response before a ~"),
-        ("y - y ~ x", "write the response before a ~"),
-    ],
-)
-def test_refusals_say_what_to_do(frame, formula, message) -> None:
-    with pytest.raises(eq.InvalidInput, match=message) as caught:
-        eq.data.table(frame, formula)
-    assert len(str(caught.value)) < 1000
-
-
-def test_large_formulas_of_the_usual_kind_are_read_quickly() -> None:
-    wide = "y ~ " + " + ".join(f"column_{i}" for i in range(500))
-    crossed = "y ~ (" + " + ".join(f"c{i}" for i in range(40)) + ")**2"
-    start = time.perf_counter()
-    assert len(read(wide, {}).predictors) == 500
-    assert len(read(crossed, {}).predictors) == 40
-    assert time.perf_counter() - start < 1.0
-
-
-@pytest.mark.parametrize(
-    "formula",
-    [
-        "y ~ center(`my col`) + my_col",
-        "y ~ I(`my col` + my_col)",
-        "y ~ I(`a b c` + `a b`)",
-        "y ~ I(`a b` + `a.b`)",
-        "y ~ center(`a b`) + center(`a.b`)",
-        "log(`a b`) ~ center(`a.b`)",
-    ],
-)
-def test_columns_that_formulaic_would_confuse(frame, formula) -> None:
-    table = frame.assign(my_col=1.0, **{"a b": frame["x"], "a b c": frame["z"]})
-    with pytest.raises(eq.InvalidInput, match=r"columns too alike inside a function.*rename one of them"):
-        eq.data.table(table, formula)
-
-
-def test_columns_named_like_functions(frame) -> None:
-    table = frame.assign(my_col=1.0, log=frame["x"], C=frame["z"], **{"a b": frame["x"]})
-    with pytest.raises(eq.InvalidInput, match="'log' as a column and as a function"):
-        eq.data.table(table, "y ~ log + log(x)")
-    # on their own they are told apart
-    made = eq.data.table(table, "y ~ `my col` + my_col + log + `a b` + a.b + C - 1")
-    assert made.dim == 6
-
-
-def test_what_is_learnt_under_a_drawn_name_is_refused(frame) -> None:
-    with pytest.raises(eq.InvalidInput, match="`my col` twice in a function that learns"):
-        eq.data.table(frame, "y ~ center(`my col` + `my col`)")
-    with pytest.raises(eq.InvalidInput, match="`my col` twice in a function that learns"):
-        eq.data.table(frame, "y ~ center(`my col`) + I(`my col` * center(`my col`))")
-    assert eq.data.table(frame, "y ~ center(`my col`) + scale(`my col`)").dim == 3
-
-
-# --- Functions of the user's ------------------------------------------------------------------------
-
-
-def squash(column: pd.Series, by: float = 1.0, word: str = "", up: bool = False) -> pd.Series:
-    assert isinstance(by, float)
-    return np.tanh(column / by) + (1.0 if up else 0.0) + len(word)
-
-
-def test_functions_of_the_users(frame) -> None:
-    formula = "y ~ squash(x) + I(2 * squash(z, by=2.0, word='ab', up=True)) + wave(center(x))"
-    made = eq.data.table(frame, formula, context={"squash": squash, "wave": np.sin, "unused": abs})
-    centred = frame["x"] - frame["x"].mean()
-    expected = [np.tanh(frame["x"]), 2 * (np.tanh(frame["z"] / 2.0) + 3.0), np.sin(centred)]
-    np.testing.assert_allclose(made.x[:, 1:], np.column_stack(expected), rtol=1e-14)
-    assert set(made.design.context) == {"squash", "wave"}
-    new, _ = made.design.encode(frame.iloc[:5])
-    np.testing.assert_allclose(np.asarray(new), made.x[:5], rtol=1e-14)
-
-
-def test_a_design_with_functions_of_the_users_cannot_be_saved(frame) -> None:
-    made = eq.data.table(frame, "y ~ squash(x)", context={"squash": squash})
-    with pytest.raises(eq.InvalidInput, match=r"context: must be empty for a design to be saved; got .*squash"):
-        made.design.to_json()
-    # and what was saved cannot ask for one
-    record = json.loads(eq.data.table(frame, "y ~ log(x)").design.to_json())
-    with pytest.raises(eq.InvalidInput, match="the function squash"):
-        Design.from_json(json.dumps({**record, "formula": "y ~ squash(x)"}))
-
-
-@pytest.mark.parametrize(
-    "context",
-    [
-        {"log": np.log}, {"np": np.log}, {"contr": np.log}, {"_f": np.log}, {"__f__": np.log}, {"f.g": np.log},
-        {"lambda": np.log}, {"ｆ": np.log}, {3: np.log}, {"f": 3}, {"f": pd.Series}, {"f": np}, {"f": "log"},
-        {"f": formulaic.transforms.scale}, [np.log], "log",
-    ],
-)  # fmt: skip
-def test_only_plain_functions_under_plain_names(frame, context) -> None:
-    with pytest.raises(eq.InvalidInput, match=r"^context: must be "):
-        eq.data.table(frame, "y ~ x", context=context)
-
-
-@pytest.mark.parametrize(
-    "formula",
-    ["y ~ f(x.values)", "y ~ f(**x)", "y ~ f(*x)", "y ~ f(x, _state=z)", "y ~ f", "y ~ f.__globals__(x)", "y ~ f(f)(x)",
-     "y ~ f(lambda: x)", "y ~ f(None, x)", "y ~ f(x, [1])", "y ~ I(f)", "y ~ f.g(x)"],
-)  # fmt: skip
-def test_what_goes_into_them_is_checked_too(frame, formula) -> None:
-    with pytest.raises(eq.InvalidInput, match=r"^formula: must be "):
-        eq.data.table(frame, formula, context={"f": lambda *a, **k: a[0]})
-
-
-def test_what_they_return_must_be_numbers(frame) -> None:
-    with pytest.raises(eq.InvalidInput, match=r"formula: must be applicable to the table.*no good"):
-        eq.data.table(frame, "y ~ f(x)", context={"f": lambda _: _fail()})
-    with pytest.raises(eq.InvalidInput, match=r"formula: must be finite in every term.*f\(x\).*undefined"):
-        eq.data.table(frame, "y ~ f(x)", context={"f": lambda x: x * np.nan})
-
-
-def _fail() -> None:
-    raise ValueError("no good")

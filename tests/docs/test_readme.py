@@ -42,10 +42,20 @@ def test_a_posterior() -> None:
     X = np.column_stack([np.ones(500), rng.normal(size=500)])
     y = (rng.random(500) < 1.0 / (1.0 + np.exp(3.0 - X[:, 1]))).astype(float)
     rows = printed("A posterior with its shape", {"eq": eq, "X": X, "y": y}).splitlines()
-    assert len(rows) == 3
-    for row in rows[1:]:
-        estimate, lower, upper = (float(word) for word in row.split()[1:4])
-        assert lower < estimate < upper
+    assert rows[0].split() == ["estimate", "lower", "upper", "lower_error", "upper_error"]
+    found = np.array([[float(word) for word in row.split()[1:]] for row in rows[1:]])
+    # the posterior on a grid, far beyond what it has of mass
+    grid = found[:, :1] + np.linspace(-2.0, 2.0, 101)
+    eta = grid[0][:, None, None] + grid[1][:, None] * X[:, 1]
+    log = np.sum(y * eta - np.logaddexp(0.0, eta), axis=2) - 0.05 * np.add.outer(grid[0] ** 2, grid[1] ** 2)
+    mass = np.exp(log - log.max())
+    for values, points, of in zip(found, grid, (mass.sum(axis=1), mass.sum(axis=0)), strict=True):
+        ends = np.interp([0.025, 0.975], (np.cumsum(of) - of / 2) / of.sum(), points)
+        assert np.all(np.abs(values[1:3] - ends) < 4.0 * values[3:])
+    # a control: the normal approximation at the estimate has another upper end
+    p = 1.0 / (1.0 + np.exp(-X @ found[:, 0]))
+    spread = np.sqrt(np.linalg.inv((X.T * (p * (1.0 - p))) @ X + 0.1 * np.eye(2))[0, 0])
+    assert abs(found[0, 0] + 1.96 * spread - found[0, 2]) > 4.0 * found[0, 4]
 
 
 @pytest.mark.torch

@@ -11,12 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.test_snippets import ROOT
-from tests.report.browser import Browser, chromium
+from tests.report.browser import NEEDED, Browser, chromium
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium() is None, reason="there is no Chromium: install Debian's package chromium"),
-]
+pytestmark = NEEDED
 SCHEME = "document.body.getAttribute('data-md-color-scheme')"
 
 

@@ -10,17 +10,17 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
-from scipy.special import expit
 
 from equipoise.engines.cost import SPLIT
 from equipoise.engines.engine import initial_state
 from equipoise.engines.numba.compiling import _signature, bound_loop, kernel
 from equipoise.engines.numba.kernel import EXACT
-from equipoise.engines.numba.linear import LinearProgram, advance, advance_coupled, lifting
+from equipoise.engines.numba.linear import LinearProgram, advance, lifting
 from equipoise.engines.numba.table import RowTable, side_columns
 from equipoise.engines.random import add_normals, distinct_rows, rows_with_replacement
 from equipoise.families.family import FAMILIES, ScalarLoss
 from equipoise.theory.dynamics import Dynamics
+from tests.known import slopes
 
 CONSTANTS = {"gaussian": (0.7,), "gamma": (2.5,), "negative-binomial": (0.4,)}
 SEED = np.random.SeedSequence(11)
@@ -67,17 +67,7 @@ def run(program, steps, state=None, thin=1):
 
 
 def slope(loss, eta, y):
-    """The families' derivatives, restated from the likelihoods."""
-    if loss.name == "gaussian":
-        return (eta - y) / loss.p[0] ** 2
-    if loss.name == "bernoulli":
-        return expit(eta) - y
-    if loss.name == "poisson":
-        return np.exp(eta) - y
-    if loss.name == "gamma":
-        return loss.p[0] * (1.0 - y / np.exp(eta))
-    mean = np.exp(eta)
-    return (mean - y) / (1.0 + loss.p[0] * mean)
+    return slopes(loss.name, eta, y, *loss.p)[0]
 
 
 def reference(program, steps, state):
@@ -342,63 +332,6 @@ def test_overflow_is_a_divergence_with_or_without_a_guard(radius2):
     state = start_of(program)
     assert advance(program, state, 10, 1, np.zeros((10, 3))) == (0, True)
     assert (state.step, state.hits) == (1, 0)
-
-
-def coupled(program, steps, curvature, thin=1):
-    state, out = start_of(program), np.zeros((steps, 2, program.rows.shape[1]))
-    proxy = np.array([state.position, state.velocity])
-    weights = program.weights if program.weights.size else np.ones(len(program.y))
-    score = weights * slope(program.loss, program.base, program.y)
-    count = advance_coupled(program, state, proxy, score, weights * curvature, steps, thin, out)
-    return count, state, proxy, out
-
-
-def test_the_proxy_of_a_curved_loss_is_its_taylor_chain_and_leaves_the_chain_alone():
-    program = build("poisson", noise_scale=0.1, guard_radius2=0.5, prior=True)
-    curvature = np.exp(program.base)
-    count, state, proxy, out = coupled(program, 300, curvature)
-    alone, end = run(program, 300)
-    np.testing.assert_array_equal(out[:, 0], alone)
-    np.testing.assert_array_equal(state.rng, end.rng)
-    assert (count, state.step, state.hits) == ((300, False), 300, end.hits)
-    assert end.hits > 0
-    # The Taylor loss is a weighted squared loss around −ℓ'/ℓ'': the engine can run that as a chain.
-    squared = ScalarLoss("squared", *4 * (lambda eta, y, p: eta - y,))
-    centre = (program.y - curvature) / curvature
-    taylor = replace(program, loss=squared, base=np.zeros(60), y=centre, weights=curvature, guard_radius2=np.inf)
-    np.testing.assert_allclose(out[:, 1], run(taylor, 300)[0], rtol=0.0, atol=1e-12)
-    np.testing.assert_array_equal(proxy[0], out[-1, 1])
-    assert 1e-3 < np.abs(out[:, 0] - out[:, 1]).max() < 2.0
-
-
-def test_a_coupled_run_is_split_without_a_trace():
-    program = build("poisson", noise_scale=0.05, momentum=0.5)
-    curvature = np.exp(program.base)
-    _, end, final, whole = coupled(program, 50, curvature)
-    state = start_of(program)
-    proxy = np.array([state.position, state.velocity])
-    out = np.zeros((50, 2, 3))
-    for first, last in [(0, 7), (7, 50)]:
-        advance_coupled(program, state, proxy, curvature - program.y, curvature, last - first, 1, out[first:last])
-    np.testing.assert_array_equal(out, whole)
-    np.testing.assert_array_equal(proxy, final)
-    np.testing.assert_array_equal(state.rng, end.rng)
-
-
-def test_a_coupled_run_ends_with_the_first_divergence():
-    program = build("bernoulli", batch_size=60, replacement=False)
-    # A curvature this large makes the proxy explode while the logistic chain, with bounded steps, cannot.
-    count, state, proxy, out = coupled(program, 1000, np.full(60, 1e3))
-    assert count == (state.step - 1, True)
-    assert state.step > 20
-    assert exploded(proxy[0])
-    alone, end = run(program, state.step)
-    np.testing.assert_array_equal(out[: state.step - 1, 0], alone[:-1])
-    np.testing.assert_array_equal(state.position, end.position)
-    # The other way round: the chain overflows at once, the proxy does not.
-    program = build("poisson", base=np.full(60, 400.0), y=np.zeros(60))
-    count, state, proxy, _ = coupled(program, 10, np.ones(60))
-    assert (count, state.step) == ((0, True), 1)
 
 
 def doubled(value):

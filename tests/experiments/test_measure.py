@@ -135,12 +135,18 @@ def test_rules_solve_their_own_equations(moments) -> None:
     assert tuned("dq-exact-momentum", moments, target, 40).dynamics.momentum == 0.5
 
 
-def test_an_unstable_rule_reports_its_radius(moments) -> None:
-    step = eq.max_stable_step(moments, eq.Dynamics(4))
-    good = eq.Tuning.at(moments, 0.9 * step, eq.Dynamics(4))
-    found = true_law(moments, replace(good, step=1.3 / 0.9 * good.step))
-    assert isinstance(found, float)
-    assert found > 1.0
+def test_an_unstable_rule_reports_its_radius(study, moments) -> None:
+    step = 1.3 * eq.max_stable_step(moments, eq.Dynamics(4))
+    good = eq.Tuning.at(moments, 0.9 / 1.3 * step, eq.Dynamics(4))
+    found = true_law(moments, replace(good, step=step * np.eye(5)))
+    # S becomes (I − λH) S (I − λH) + λ²/B (mean J_n S J_n − H S H): its matrix, with J_n = x_n x_nᵀ/σ²
+    J = study.data[0][:, :, None] * study.data[0][:, None, :] / 0.8**2
+    H = J.mean(axis=0)
+    noise = np.mean([np.kron(j, j) for j in J], axis=0) - np.kron(H, H)
+    kept = np.eye(5) - step * H
+    radius = np.abs(np.linalg.eigvals(np.kron(kept, kept) + step**2 / 4 * noise)).max()
+    assert found == pytest.approx(radius, rel=1e-6)
+    assert radius > 1.0
 
 
 def test_ways_to_the_step_matrix(moments) -> None:

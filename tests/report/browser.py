@@ -11,12 +11,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pytest
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def chromium() -> str | None:
     """The path of a Chromium, or None."""
     return next((found for found in map(shutil.which, NAMES) if found), None)
+
+
+NEEDED = [
+    pytest.mark.browser,
+    pytest.mark.skipif(chromium() is None, reason="there is no Chromium: install Debian's package chromium"),
+]
 
 
 class Browser:

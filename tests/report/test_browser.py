@@ -10,12 +10,9 @@ import pandas as pd
 import pytest
 
 import equipoise as eq
-from tests.report.browser import Browser, chromium
+from tests.report.browser import NEEDED, Browser, chromium
 
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(chromium() is None, reason="there is no Chromium: install Debian's package chromium"),
-]
+pytestmark = NEEDED
 
 SHOWN = "[...document.querySelectorAll('.forest')].filter(t => t.getClientRects().length).map(t => t.id)"
 

@@ -201,7 +201,9 @@ def test_one_parameter(tmp_path: Path) -> None:
     y = np.random.default_rng(0).normal(size=80)
     made = eq.calibrate(eq.glm("gaussian"), (np.ones((80, 1)), y), ess=60, chains=1, progress=False)
     text = made.report(tmp_path / "one.html").read_text(encoding="utf-8")
-    assert table_values(text).shape[0] == 1
+    (row,) = table_values(text)
+    # a mean, and the sandwich of its residuals
+    np.testing.assert_allclose(row[:2], [y.mean(), y.std() / np.sqrt(80)], rtol=1e-6)
     assert "Look at: " not in "".join(Page(text).text)
 
 

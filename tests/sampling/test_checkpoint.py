@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -16,113 +15,14 @@ import pytest
 
 import equipoise as eq
 from equipoise.sampling import checkpoint, journal
-from equipoise.sampling.checkpoint import Checkpoint
-
-CHAINS, DRAWS, DIM, LOST = 3, 12, 2, 7
-MASK = 2**64 - 1
-
-
-@dataclass
-class State:
-    """A state with fields of every kind; the first three and the step are those of the engines."""
-
-    position: np.ndarray
-    rng: np.ndarray
-    order: np.ndarray
-    marks: np.ndarray
-    nothing: np.ndarray = field(default_factory=lambda: np.empty(0))
-    step: int = 0
-    total: float = 0.0
-    odd: bool = False
-
-
-class Run:
-    """Three deterministic chains whose next draw depends on every field of their state; the last diverges, if asked."""
-
-    def __init__(self, lost: bool = False) -> None:
-        self.states = [
-            State(np.arange(DIM) + c / 3, np.full(4, c + 1, np.uint64), np.arange(5), np.zeros((2, 2), bool))
-            for c in range(CHAINS)
-        ]
-        self.draws = np.full((CHAINS, DRAWS, DIM), 7.0)
-        self.written, self.diverged, self.lost = [0] * CHAINS, [False] * CHAINS, lost
-
-    def advance(self, steps: int) -> None:
-        """Chains run unevenly: chain c stores a draw every c + 1 steps."""
-        for c, state in enumerate(self.states):
-            for _ in range(steps):
-                if self.diverged[c] or self.written[c] == DRAWS:
-                    break
-                self._step(c, state)
-
-    def _step(self, c: int, state: State) -> None:
-        state.step += 1
-        state.rng[0] = (int(state.rng[0]) * 6364136223846793005 + 1442695040888963407) & MASK
-        state.order[:] = np.roll(state.order, int(state.rng[0] % 3))
-        state.marks[0, 1] ^= state.order[0] > 2
-        state.odd = not state.odd
-        state.total += float(state.position.sum())
-        shift = state.order[0] + state.marks[0, 1] + 2 * state.odd + state.total / 100 + state.step
-        state.position[:] = np.cos(1.7 * state.position + shift)
-        if state.step % (c + 1) == 0:
-            self.draws[c, self.written[c]] = state.position
-            self.written[c] += 1
-        if self.lost and c == CHAINS - 1 and self.written[c] == LOST:
-            self.diverged[c] = True
-            self.draws[c, LOST:] = np.nan
-
-    def finish(self) -> Run:
-        self.advance(10 * DRAWS)
-        return self
-
-    def arguments(self):
-        return self.states, self.draws, self.written, self.diverged
-
-
-def keeper(path: Path, key: str = "the key", seconds: float = 0.0) -> Checkpoint:
-    return Checkpoint(path, key, seconds)
-
-
-def saved(path: Path, saves: int = 4, steps: int = 5, lost: bool = False) -> list[int]:
-    """A run that is stopped after some saves; the size of its file after each."""
-    run, sizes = Run(lost), []
-    with keeper(path) as kept:
-        kept.restore(*run.arguments())
-        sizes.append(path.stat().st_size)
-        for _ in range(saves):
-            run.advance(steps)
-            kept.save(*run.arguments(), force=True)
-            sizes.append(path.stat().st_size)
-    return sizes
-
-
-def resumed(path: Path, lost: bool = False) -> tuple[Run, list[int]]:
-    """A run brought to where its file left it, and the steps it stood at."""
-    run = Run(lost)
-    with keeper(path) as kept:
-        kept.restore(*run.arguments())
-    return run, [state.step for state in run.states]
-
-
-def put(path: Path, content: bytes) -> None:
-    """Write a new file: some systems bring one that is written over to the disk at once, which takes long."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
+from tests.damage import flipped, put
+from tests.sampling.kept import CHAINS, DIM, DRAWS, Run, keeper, resumed, same, saved
 
 
 @pytest.fixture
 def quick(monkeypatch) -> None:
     """Without waiting for the disk, which tests of what is read do not need."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-def same(one: Run, other: Run) -> None:
-    np.testing.assert_array_equal(one.draws, other.draws)
-    assert (one.written, one.diverged) == (other.written, other.diverged)
-    for a, b in zip(one.states, other.states, strict=True):
-        for name, value in vars(a).items():
-            np.testing.assert_array_equal(value, getattr(b, name))
-            assert type(value) is type(getattr(b, name))
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -245,12 +145,6 @@ def test_a_tail_that_never_reached_the_disk_is_dropped(tmp_path) -> None:
         assert run.states[0].step == 10
         assert path.read_bytes() == whole[:start]
         same(run.finish(), expected)
-
-
-def flipped(whole: bytes, bit: int) -> bytes:
-    changed = bytearray(whole)
-    changed[bit // 8] ^= 1 << bit % 8
-    return bytes(changed)
 
 
 @pytest.mark.parametrize(("lost", "header", "flips"), [(False, True, 3200), (True, False, 800)])
@@ -377,33 +271,24 @@ def test_a_head_that_promises_terabytes_allocates_nothing(tmp_path) -> None:
 # A process that starts others, each of which makes runs until it is killed: imports are paid for once.
 KILLED = textwrap.dedent(
     """
-    import os, random, signal, sys, time
+    import sys
     from pathlib import Path
-    sys.path.insert(0, sys.argv[1])
-    from test_checkpoint import Run, keeper, resumed, same
+    from tests.damage import killed
+    from tests.sampling.kept import Run, keeper, resumed, same
 
-    path, rng, reached = Path(sys.argv[2]), random.Random(3), []
-    expected = Run().finish()
-    for kill in range(40):
-        heard, told = os.pipe()
-        child = os.fork()
-        if not child:
-            while True:
-                path.unlink(missing_ok=True)
-                run = Run()
-                with keeper(path) as kept:
-                    kept.restore(*run.arguments())
-                    for _ in range(36):
-                        run.advance(1)
-                        kept.save(*run.arguments())
-                        os.write(told, b".")
-        os.close(told)
-        for _ in range(rng.randrange(1, 36)):
-            assert os.read(heard, 1), "the writer failed"
-        time.sleep(rng.uniform(0.0, 0.001))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(heard)
+    path, expected, reached = Path(sys.argv[1]), Run().finish(), []
+
+    def write(told):
+        path.unlink(missing_ok=True)
+        run = Run()
+        with keeper(path) as kept:
+            kept.restore(*run.arguments())
+            for _ in range(36):
+                run.advance(1)
+                kept.save(*run.arguments())
+                told()
+
+    for kill in killed(write, 40, most=35, pause=0.001, seed=3):
         run, steps = resumed(path)
         same(run.finish(), expected)
         reached.append(steps[2])
@@ -414,8 +299,8 @@ KILLED = textwrap.dedent(
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_kill_at_any_moment_leaves_a_file_to_resume_from(tmp_path) -> None:
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path / "run.ckpt")]
-    done = subprocess.run(command, capture_output=True, text=True)
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "run.ckpt")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     # kills came at many places of a run
     assert len(set(done.stdout.split())) > 5

@@ -16,7 +16,7 @@ import pytest
 import equipoise as eq
 from equipoise.sampling import checkpoint, journal
 from equipoise.sampling.checkpoint import fingerprint
-from tests.sampling.test_checkpoint import DIM, DRAWS, Run, keeper, resumed, same, saved
+from tests.sampling.kept import DIM, DRAWS, Run, keeper, resumed, same, saved
 
 # files of others
 
