@@ -55,7 +55,8 @@ class InvalidInput(EquipoiseError, ValueError):
 
     def __init__(self, argument: str, requirement: str, given: object, remedy: str) -> None:
         self.argument, self.requirement, self.given, self.remedy = argument, requirement, given, remedy
-        super().__init__(f"{argument}: must be {requirement}; got {given}. To fix: {remedy}.")
+        end = "" if remedy.endswith("?") else "."
+        super().__init__(f"{argument}: must be {requirement}; got {given}. To fix: {remedy}{end}")
 
     def at(self, place: str) -> InvalidInput:
         """The same error, saying also where it was found."""
