@@ -130,8 +130,9 @@ class ChainDiverged(EquipoiseError):
         super().__init__(
             f"chain {chain} diverged at step {step}; the finite draws are kept in the .chains attribute of this error. "
             "To fix: where the loss is far from quadratic at the target's scale, take smaller steps (target='posterior', "
-            "fidelity=0.99) or a stronger prior (prior_precision=...); else use a larger batch; or guard=6, which keeps draws "
-            "within six standard deviations, and read its diagnosis."
+            "fidelity=0.99) or a stronger prior (prior_precision=...); else use another batch size and tune again (smaller for "
+            "plain gradients, larger for control variates); or guard=6, which keeps draws within six standard deviations, and "
+            "read its diagnosis."
         )
 
 
