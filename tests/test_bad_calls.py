@@ -287,6 +287,12 @@ def test_a_misspelt_option_is_named_with_the_nearest(name: str) -> None:
     assert f"did you mean {option}?" in message
 
 
+@pytest.mark.parametrize(("name", "here"), [("freq_weights", "frequency"), ("groups", "clusters")])
+def test_the_name_of_an_option_elsewhere_leads_to_ours(name: str, here: str) -> None:
+    call, arguments = right("calibrate")
+    assert refused(lambda: call(**arguments, **{name: "w"}), name).endswith(f"did you mean {here}?")
+
+
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in {"Huber", "Pinball", "StudentT"}])
 def test_a_missing_argument_is_named(name: str) -> None:
     call, arguments = right(name)

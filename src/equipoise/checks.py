@@ -35,6 +35,8 @@ __all__ = [
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+# what statsmodels and others call an option; the nearest spelling would name another
+_ELSEWHERE = {"freq_weights": "frequency", "groups": "clusters", "cov_type": "target", "maxlags": "lags"}
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -102,7 +104,7 @@ def one_of(name: str, value: object, choices: Iterable[str], remedy: str = "choo
 def nearest(word: object, known: Iterable[str]) -> str:
     """What to say of a word that may have been misspelt; nothing when no known one is close."""
     names = list(known)
-    alike = [name for name in names if name.lower() == str(word).lower()]
+    alike = [name for name in names if name.lower() == str(word).lower() or name == _ELSEWHERE.get(str(word))]
     close = alike or get_close_matches(str(word), names, n=1, cutoff=0.6)
     return f"did you mean {close[0]}?" if close else ""
 

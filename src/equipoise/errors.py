@@ -55,7 +55,8 @@ class InvalidInput(EquipoiseError, ValueError):
 
     def __init__(self, argument: str, requirement: str, given: object, remedy: str) -> None:
         self.argument, self.requirement, self.given, self.remedy = argument, requirement, given, remedy
-        super().__init__(f"{argument}: must be {requirement}; got {given}. To fix: {remedy}.")
+        end = "" if remedy.endswith("?") else "."
+        super().__init__(f"{argument}: must be {requirement}; got {given}. To fix: {remedy}{end}")
 
     def at(self, place: str) -> InvalidInput:
         """The same error, saying also where it was found."""
@@ -129,8 +130,9 @@ class ChainDiverged(EquipoiseError):
         super().__init__(
             f"chain {chain} diverged at step {step}; the finite draws are kept in the .chains attribute of this error. "
             "To fix: where the loss is far from quadratic at the target's scale, take smaller steps (target='posterior', "
-            "fidelity=0.99) or a stronger prior (prior_precision=...); else use a larger batch; or guard=6, which keeps draws "
-            "within six standard deviations, and read its diagnosis."
+            "fidelity=0.99) or a stronger prior (prior_precision=...); else use another batch size and tune again (smaller for "
+            "plain gradients, larger for control variates); or guard=6, which keeps draws within six standard deviations, and "
+            "read its diagnosis."
         )
 
 

@@ -29,7 +29,7 @@ def test_clustered_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.syspath_prepend(ROOT / "examples")
     from demo import simulate
 
-    simulate(tmp_path, 10_000).rename("visits")
+    simulate(tmp_path / "out", 10_000).rename("out/visits-5000000")
     shown = printed("Clustered counts from files larger than memory", {})
     assert "Rows:             10,000" in shown
     assert "CRV1" in shown

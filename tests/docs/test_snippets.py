@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -150,9 +151,13 @@ def test_equations_cited_in_the_code_exist() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=called)
-def test_tests_cited_exist(page: Path) -> None:
-    for name in re.findall(r"`(tests/[^`]*\.py)`", page.read_text(encoding="utf-8")):
+def test_tests_and_code_cited_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`(tests/[^`]*\.py)`", text):
         assert (ROOT / name).is_file(), f"{called(page)} cites {name}, which does not exist"
+    for cited in re.findall(r"\*Code:\*(.*?)(?:\*Tests:\*|\n\n)", text, re.S):
+        for name in re.findall(r"`(?:eq\.)?([\w.]+)`", cited):
+            resolve_name(f"equipoise.{name}")
 
 
 def test_no_block_escapes_and_no_figure_is_left_over() -> None:

@@ -190,7 +190,7 @@ def tidy(
     -------
     pandas.DataFrame
         term, estimate, std_error, statistic, p_value, conf_low, conf_high. The law is Student's with clusters less one
-        degrees of freedom for clustered covariances, with N − D for HC1 to HC3 and the posterior of squared loss, and
+        degrees of freedom for clustered covariances and, for squared loss, with N − D for HC1 to HC3 and the posterior; it is
         normal otherwise.
     """
     every, cov = np.eye(len(self.names)), covariance_of(self, kind, **options)
