@@ -71,6 +71,15 @@ def test_functions_of_one_row_need_no_formula_at_every_pass(formula, quick, fram
     assert_same(source.whole(), eq.data.table(frame, formula), 1e-13)
 
 
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 60.0, 1e40])
+@pytest.mark.parametrize("formula", ["y ~ poly(a, 3)", "y ~ poly(k, 2)", "y ~ poly(exp(scale(a)), 2)"])
+def test_no_unit_shows_in_what_calls_learn(formula, unit, frame) -> None:
+    """Of numbers far from 1, powers vanish or overflow; what is not scaled yet overflows too, and is not looked at."""
+    frame = frame.assign(a=frame["a"] * unit, k=frame["k"] * unit)
+    source = eq.data.scan(lambda: (frame[start : start + 60] for start in range(0, N, 60)), formula)
+    assert_same(source.whole(), eq.data.table(frame, formula), 1e-11)
+
+
 @pytest.mark.parametrize("formula", ["y ~ a + g + C(k)", "y ~ np.log(b) + c"])
 @pytest.mark.parametrize(("chunk", "part", "many"), [(400, 1, N + 1), (10**6, 10**6, N + 1), (400, 1, 0)])
 def test_no_cut_shows_in_fit_and_moments(formula, chunk, part, many, frame, folder, monkeypatch) -> None:
