@@ -62,7 +62,8 @@ def test_files_are_encoded_as_the_table_in_memory(formula, frame, folder, monkey
     ("formula", "quick"),
     [
         ("y ~ a + g + C(k) + a:g", True), ("y ~ np.log(b) + log(b):a + I(a**2):g", True), ("y ~ log(b) + I(a > 5)", True),
-        ("y ~ center(a) + b", False), ("y ~ hashed(g, levels=3)", False),
+        ("y ~ center(a):g + poly(scale(a), 2):b + bs(b, df=4) + cc(b, df=3)", True), ("y ~ hashed(g, levels=3)", False),
+        ("y ~ C(center(a) > 0)", False), ("y ~ scale(a, 2.0, False) + poly(b, 2, raw=True)", True),
     ],
 )  # fmt: skip
 def test_functions_of_one_row_need_no_formula_at_every_pass(formula, quick, frame, folder) -> None:
