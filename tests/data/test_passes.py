@@ -139,6 +139,14 @@ def test_what_cannot_be_is_refused_before_a_pass(options, words, folder) -> None
     assert source.passes == 1.0
 
 
+@pytest.mark.parametrize("options", [{"sampler": "control-variate"}, {"batches": "leverage"}])
+def test_a_second_run_that_checks_a_shape_is_foretold(options, folder) -> None:
+    source = eq.data.scan(folder / "0.parquet", "won ~ a", memory="3MB")
+    found = eq.calibrate(eq.glm("bernoulli"), source, target="posterior", ess=200, progress=False, **options)
+    assert found.half_step is not None
+    assert found.plan.reads.passes + found.plan.reads.pools == source.passes
+
+
 def test_few_rows_are_not_read_more_often(folder, readings) -> None:
     source = eq.data.scan(folder / "0.parquet", "count ~ a + b")
     plan = eq.plan(eq.glm("poisson"), source)

@@ -302,8 +302,8 @@ def make_plan(
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = tuning.predicted.draw_time(every)
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
-    steps, batch = discard + stored * every, tuning.dynamics.batch_size
-    reads = reads_of(problem, float(length.chains) * steps * batch, tuning.dynamics, sampler)
+    steps, batch, ess = discard + stored * every, tuning.dynamics.batch_size, length.chains * stored * every / iact
+    reads = reads_of(problem, float(length.chains) * steps * batch, ess, tuning, sampler)
     return Plan(
         model=problem.model,
         fit=fitted,
@@ -314,7 +314,7 @@ def make_plan(
         draws=stored,
         thin=every,
         burn_in=discard,
-        ess=length.chains * stored * every / iact,
+        ess=ess,
         seconds=predicted_seconds(length.chains, steps, batch, found.dim)
         + (0.0 if reads is None else reads.pools * reads.seconds),
         sampler=sampler,
