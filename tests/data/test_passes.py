@@ -133,6 +133,49 @@ def test_a_loss_of_ones_own_is_read_at_most_eight_times(folder, heavy, readings)
     assert readings.total() / N <= 8
 
 
+def test_little_memory_takes_no_further_pass(folder, readings) -> None:
+    source = eq.data.scan(folder, "count ~ a + b + g + poly(year, 2)", clusters="firm", memory="1MB")
+    plan = eq.plan(eq.glm("poisson"), source, target="CRV1")
+    assert plan.reads.passes == pytest.approx(readings.total() / N)
+    assert readings.total() / N <= 8
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target": "HC9"}, "target: must be one of"),
+        ({"target": "CRV1"}, "clusters: must be given for CRV1"),
+        ({"target": "HAC"}, "frequency: must be left out for HAC"),
+        ({"target": "HC0", "lags": 2}, "lags: must be left out for HC0"),
+        ({"small_sample": "max"}, "small_sample: must be"),
+        ({"batch_size": 10**9}, "batch_size: must be at most"),
+        ({"proxy": "exact"}, "proxy: must be one of"),
+        ({"structure": "banded"}, "structure: must be one of"),
+        ({"momentum": 1.0}, "momentum: must be"),
+        ({"inverse_temperature": -1.0}, "inverse_temperature: must be"),
+        ({"thin": 0}, "thin: must be"),
+        ({"burn_in": -1}, "burn_in: must be"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_a_pass(options, words, folder) -> None:
+    source = eq.data.scan(folder / "0.parquet", "count ~ a", frequency="year", memory="100MB")
+    for verb in (eq.plan, eq.calibrate):
+        with pytest.raises(eq.InvalidInput, match=words):
+            verb(eq.glm("poisson"), source, **options)
+    if "target" in options and "lags" not in options:
+        with pytest.raises(eq.InvalidInput, match=words.replace("target", "kind")):
+            eq.robust(eq.glm("poisson"), source, np.zeros(2), kind=options["target"])
+    assert source.passes == 1.0
+
+
+@pytest.mark.parametrize("options", [{"sampler": "control-variate"}, {"batches": "leverage"}])
+def test_a_second_run_that_checks_a_shape_is_foretold(options, folder) -> None:
+    source = eq.data.scan(folder / "0.parquet", "won ~ a", memory="3MB")
+    found = eq.calibrate(eq.glm("bernoulli"), source, target="posterior", ess=200, progress=False, **options)
+    assert found.half_step is not None
+    assert found.plan.reads.passes + found.plan.reads.pools == source.passes
+
+
 def test_few_rows_are_not_read_more_often(folder, readings) -> None:
     source = eq.data.scan(folder / "0.parquet", "count ~ a + b")
     plan = eq.plan(eq.glm("poisson"), source)

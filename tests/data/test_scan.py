@@ -62,13 +62,23 @@ def test_files_are_encoded_as_the_table_in_memory(formula, frame, folder, monkey
     ("formula", "quick"),
     [
         ("y ~ a + g + C(k) + a:g", True), ("y ~ np.log(b) + log(b):a + I(a**2):g", True), ("y ~ log(b) + I(a > 5)", True),
-        ("y ~ center(a) + b", False), ("y ~ hashed(g, levels=3)", False),
+        ("y ~ center(a):g + poly(scale(a), 2):b + bs(b, df=4) + cc(b, df=3)", True), ("y ~ hashed(g, levels=3)", False),
+        ("y ~ C(center(a) > 0)", False), ("y ~ scale(a, 2.0, False) + poly(b, 2, raw=True)", True),
     ],
 )  # fmt: skip
 def test_functions_of_one_row_need_no_formula_at_every_pass(formula, quick, frame, folder) -> None:
     source = eq.data.scan(folder, formula)
     assert (source.encoder.recipe is not None) == quick
     assert_same(source.whole(), eq.data.table(frame, formula), 1e-13)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-3, 60.0, 1e40])
+@pytest.mark.parametrize("formula", ["y ~ poly(a, 3)", "y ~ poly(k, 2)", "y ~ poly(exp(scale(a)), 2)"])
+def test_no_unit_shows_in_what_calls_learn(formula, unit, frame) -> None:
+    """Of numbers far from 1, powers vanish or overflow; what is not scaled yet overflows too, and is not looked at."""
+    frame = frame.assign(a=frame["a"] * unit, k=frame["k"] * unit)
+    source = eq.data.scan(lambda: (frame[start : start + 60] for start in range(0, N, 60)), formula)
+    assert_same(source.whole(), eq.data.table(frame, formula), 1e-11)
 
 
 @pytest.mark.parametrize("formula", ["y ~ a + g + C(k)", "y ~ np.log(b) + c"])

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -297,7 +298,41 @@ def test_a_page_that_is_not_what_was_written_is_found_by_its_checksum(tmp_path) 
     np.testing.assert_array_equal(source.whole().y, values)
 
 
+def test_a_damaged_arrow_file_is_named_before_anything_looks_where_it_points(frame, tmp_path) -> None:
+    codes = pa.array([1] * N, pa.int32())
+    table = pa.table({"y": frame["y"], "g": pa.DictionaryArray.from_arrays(codes, ["a", "b"])})
+    feather.write_feather(table, tmp_path / "1.feather", compression="uncompressed")
+    one = np.int32(1).tobytes()
+    damaged = (tmp_path / "1.feather").read_bytes().replace(9 * one, 8 * one + np.int32(10**9).tobytes(), 1)
+    (tmp_path / "1.feather").write_bytes(damaged)
+    for source in (tmp_path, ds.dataset(tmp_path, format="feather")):
+        with pytest.raises(InvalidInput, match=r"1.feather: .*out of bounds"):
+            eq.data.scan(source, "y ~ g")
+
+
+def test_what_pandas_noted_in_a_file_is_not_looked_at(tmp_path) -> None:
+    table = pa.table({"y": [1.0, 2.0, 4.0]}, metadata={"pandas": b"\xff{"})
+    pq.write_table(table, tmp_path / "1.parquet")
+    assert eq.data.scan(tmp_path, "y ~ 1").n == 3
+
+
+@pytest.mark.parametrize("call", ["scale(np.log(a))", "poly(center(np.sqrt(a)), 2)", "bs(1 / a, df=4)"])
+def test_calls_that_learn_from_what_is_no_number_name_file_and_row(call, frame, folder) -> None:
+    bad = frame[:30].assign(a=np.where(np.arange(30) == 4, -0.0 if "/" in call else -1.0, frame["a"][:30].abs() + 1.0))
+    bad.to_parquet(folder / "part-9.parquet", index=False)
+    for k in range(4):
+        file = folder / f"part-{k}.parquet"
+        pd.read_parquet(file).assign(a=lambda part: part["a"].abs() + 1.0).to_parquet(file, index=False)
+    with pytest.raises(InvalidInput, match=r"finite in every term; got .*\(a?.*at rows 4, in .*part-9.parquet"):
+        eq.data.scan(folder, f"y ~ {call}")
+
+
 def test_files_that_do_not_agree(frame, folder) -> None:
+    frame[:5].assign(when=frame["when"][:5].dt.tz_localize("Asia/Tokyo")).to_parquet(folder / "part-9.parquet")
+    with pytest.raises(
+        InvalidInput, match=r"when, which is timestamp\[us\] in .*0.parquet and .*Tokyo\] in .*9.parquet"
+    ):
+        eq.data.scan(folder, "y ~ when")
     frame[:5].drop(columns="a").to_parquet(folder / "part-9.parquet")
     with pytest.raises(InvalidInput, match=r"\['a'\], which .*part-9.parquet does not have"):
         eq.data.scan(folder, "y ~ a")

@@ -221,6 +221,11 @@ def test_predictions_for_files_are_written_as_they_are_made(file, frame, folder,
     pd.testing.assert_frame_equal(pd.read_csv(cal.predict(frame[:9], to=out / "few.csv")), expected[:9])
     with pytest.raises(InvalidInput, match=r"to: must be a file that ends in .parquet or .csv"):
         cal.predict(folder, to=out / "made.xlsx")
+    before = (folder / "part-3.parquet").read_bytes()
+    for read in (folder, eq.data.scan(folder, "y ~ a")):
+        with pytest.raises(InvalidInput, match="to: must be another file than those that are read"):
+            cal.predict(read, to=folder / ".." / folder.name / "part-3.parquet")
+    assert (folder / "part-3.parquet").read_bytes() == before
     frame.drop(columns="g").to_parquet(out / "less.parquet")
     with pytest.raises(InvalidInput, match=r"X_new: .*'g'.*less.parquet"):
         cal.predict(out / "less.parquet", to=place)

@@ -10,19 +10,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.linalg import eigh
 
-from equipoise.calibration.options import Aim, Reading
+from equipoise.calibration.options import Aim, Moves, Reading
 from equipoise.checks import nearest, shown
 from equipoise.data.wording import brief, listed
 from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput
 from equipoise.models.clustered import ClusterSums
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Problem
-from equipoise.models.robust import CLUSTERED, KINDS, Information, covariance
+from equipoise.models.robust import CLUSTERED, KINDS, Information, covariance, require_kind
 from equipoise.models.verbs import moments as take_moments
+from equipoise.models.verbs import require_matrices
 from equipoise.theory.moments import Moments
 from equipoise.theory.targets import TARGETS, target_matrix
 
-__all__ = ["Target", "aimed", "require_marks_used"]
+__all__ = ["Target", "aimed", "require_aim", "require_marks_used"]
 
 Target: TypeAlias = "str | ArrayLike | Callable[[Problem, Moments], ArrayLike]"
 
@@ -48,6 +49,24 @@ def require_marks_used(target: Target, reading: Reading) -> None:
             )
 
 
+def require_aim(problem: Problem, target: Target, aim: Aim, moves: Moves) -> None:
+    """Refuse, before anything is computed or read, what a plan would refuse after the fit.
+
+    Raises
+    ------
+    InvalidInput
+        If there is no such target, it cannot be made of this problem, or batches have more rows than the data.
+    """
+    require_matrices(problem)
+    if isinstance(target, str):
+        if target not in (*TARGETS, *KINDS):
+            kinds = ", ".join((*TARGETS, *KINDS))
+            remedy = nearest(target, (*TARGETS, *KINDS)) or "choose one of them"
+            raise InvalidInput("target", f"one of {kinds}, a matrix or a function", repr(target), remedy)
+        require_kind(problem, target, lags=aim.lags, small_sample=aim.small_sample)
+    moves.dynamics(problem.n).require_batch_within(problem.n)
+
+
 def aimed(
     problem: Problem,
     whole: Moments | None,
@@ -71,16 +90,10 @@ def aimed(
 
     Raises
     ------
-    InvalidInput
-        If there is no such target.
     InfeasibleTarget
         If it is not symmetric and positive definite.
     """
     if isinstance(target, str):
-        if target not in (*TARGETS, *KINDS):
-            kinds = ", ".join((*TARGETS, *KINDS))
-            remedy = nearest(target, (*TARGETS, *KINDS)) or "choose one of them"
-            raise InvalidInput("target", f"one of {kinds}, a matrix or a function", repr(target), remedy)
         # those made from moments alone are of the rows the chain is tuned with
         at = found if whole is not None or target in TARGETS else take_moments(problem, found.params)
         made = covariance(problem, at, target, lags=aim.lags, small_sample=aim.small_sample, known=known)

@@ -57,8 +57,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Calibration", "calibrate"]
 
-_HALF_SHARE, _HALF_FEWEST = 0.25, 100.0  # effective draws of a run at half the step, of those of the run itself
-
 
 @dataclass(frozen=True, repr=False)
 class Calibration(Card):
@@ -351,7 +349,7 @@ def _sampled(
     )  # fmt: skip
     if budget.tuning.fidelity:
         half = halved(
-            problem, budget.tuning, ess=max(_HALF_FEWEST, _HALF_SHARE * budget.ess), seed=seed, guard=running.guard,
+            problem, budget.tuning, ess=budget.ess, seed=seed, guard=running.guard,
             progress=running.progress,
         )  # fmt: skip
     return budget, drawn, found, half

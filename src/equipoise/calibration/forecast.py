@@ -108,7 +108,7 @@ def predict(
 
     if is_stored(X_new):
         one = partial(predict, self, interval=interval, offset=offset, kind=kind, method=method)
-        blocks = streamed(X_new, self.design, self.names, one)
+        blocks = streamed(X_new, self.design, self.names, one, to)
         return pd.concat(list(blocks)) if to is None else written(blocks, to)
     if to is not None:
         made = predict(self, X_new, interval, offset, kind, method=method)

@@ -13,6 +13,8 @@ import numpy as np
 from equipoise.checks import flag, is_number, nearest, one_of, shown, whole
 from equipoise.errors import InvalidInput
 from equipoise.theory.dynamics import BATCHES, GRADIENTS, Dynamics
+from equipoise.theory.proxy import PROXIES
+from equipoise.theory.tuning import STRUCTURES
 
 __all__ = [
     "SAMPLERS",
@@ -92,6 +94,9 @@ class Moves:
             whole("batch_size", self.batch_size, 1, "use 'auto'", "'auto' or ")
         if self.sampler == "control-variate":
             self._require_automatic()
+        one_of("proxy", self.proxy, PROXIES, "use 'dq-exact' unless you compare proxies")
+        one_of("structure", self.structure, STRUCTURES, "use 'full' unless you compare")
+        self.dynamics(1)  # which looks at the others
 
     @property
     def chosen(self) -> str:
@@ -170,6 +175,9 @@ class Length:
             raise InvalidInput("ess", f"a number from 1 to {_MOST:g}", shown(self.ess), "1000 is a common choice")
         if self.draws is not None:
             object.__setattr__(self, "draws", whole("draws", self.draws, 1, "leave it out", "None or "))
+        for name, value, least in (("thin", self.thin, 1), ("burn_in", self.burn_in, 0)):
+            if not isinstance(value, str) or value != "auto":
+                whole(name, value, least, "use 'auto'", "'auto' or ")
 
 
 @dataclass(frozen=True)

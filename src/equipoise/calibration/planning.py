@@ -9,7 +9,7 @@ from typing import Unpack
 
 import numpy as np
 
-from equipoise.calibration.aims import Target, aimed, require_marks_used
+from equipoise.calibration.aims import Target, aimed, require_aim, require_marks_used
 from equipoise.calibration.candidates import Candidate, cheapest, consider
 from equipoise.calibration.haste import faster
 from equipoise.calibration.options import Aim, Length, Moves, PlanOptions, Reading, Tuned, options_of, takes
@@ -26,7 +26,7 @@ from equipoise.models.covariance import Covariance
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Model, Problem
 from equipoise.models.robust import KINDS, Information, moments_for
-from equipoise.models.verbs import moments, require_matrices
+from equipoise.models.verbs import moments
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
 from equipoise.theory.dynamics import Dynamics
@@ -287,7 +287,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a bound problem."""
     seed = whole("seed", seed, 0, "pass an int")
-    require_matrices(problem)
+    require_aim(problem, target, aim, moves)
     fitted = fit(problem, tuning_rows=tuning_rows, seed=seed)
     # a constant estimated by the fit is that of everything that follows
     problem = problem.at_constant(fitted.constant)
@@ -302,8 +302,8 @@ def make_plan(
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = tuning.predicted.draw_time(every)
     stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
-    steps, batch = discard + stored * every, tuning.dynamics.batch_size
-    reads = reads_of(problem, float(length.chains) * steps * batch, tuning.dynamics, sampler)
+    steps, batch, ess = discard + stored * every, tuning.dynamics.batch_size, length.chains * stored * every / iact
+    reads = reads_of(problem, float(length.chains) * steps * batch, ess, tuning, sampler)
     return Plan(
         model=problem.model,
         fit=fitted,
@@ -314,7 +314,7 @@ def make_plan(
         draws=stored,
         thin=every,
         burn_in=discard,
-        ess=length.chains * stored * every / iact,
+        ess=ess,
         seconds=predicted_seconds(length.chains, steps, batch, found.dim)
         + (0.0 if reads is None else reads.pools * reads.seconds),
         sampler=sampler,

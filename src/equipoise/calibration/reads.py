@@ -14,7 +14,8 @@ from equipoise.fitting.fit import LARGEST, scaled_together
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Problem
 from equipoise.models.robust import summed_with_moments
-from equipoise.theory.dynamics import Dynamics
+from equipoise.sampling.halving import half_rows
+from equipoise.theory.tuning import Tuning
 
 if TYPE_CHECKING:
     from equipoise.calibration.options import Moves
@@ -43,7 +44,7 @@ class Reads:
     passes
         How often they were read until the plan was made, the first time included.
     pools
-        How often they will be read for the rows of all steps.
+        How often they will be read for the rows of all steps, those at half the step included where a shape is checked by them.
     seconds
         What one pass takes.
     """
@@ -77,13 +78,14 @@ def expected_passes(problem: Problem, target: object, moves: Moves) -> float:
     return float(fit + 1 + aim + (0 if bare else 1))
 
 
-def reads_of(problem: Problem, rows: float, dynamics: Dynamics, sampler: str) -> Reads | None:
-    """How the files of a problem are read for so many rows of all chains; None for rows in memory."""
+def reads_of(problem: Problem, rows: float, ess: float, tuning: Tuning, sampler: str) -> Reads | None:
+    """How the files of a problem are read for so many rows of all chains and effective draws; None for rows in memory."""
     source = problem.source
     if not isinstance(source, Scan):
         return None
-    by_leverage = dynamics.batches == "leverage"
-    pools = 0.0 if sampler == "gaussian" else _pools(source, len(problem.names), rows, dynamics.batch_size, by_leverage)
+    size, by_leverage = tuning.dynamics.batch_size, tuning.dynamics.batches == "leverage"
+    runs = [] if sampler == "gaussian" else [rows, half_rows(rows, ess)] if tuning.fidelity else [rows]
+    pools = sum(_pools(source, len(problem.names), each, size, by_leverage) for each in runs)
     return Reads(
         source.where, source.bytes, source.memory, source.passes, pools, source.meter.pass_seconds(source.read_rows)
     )

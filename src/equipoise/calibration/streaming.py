@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -34,9 +35,13 @@ def is_stored(given: object) -> bool:
 
 
 def streamed(
-    given: object, design: Design | None, names: Sequence[str], make: Callable[[pd.DataFrame], pd.DataFrame]
+    given: object,
+    design: Design | None,
+    names: Sequence[str],
+    make: Callable[[pd.DataFrame], pd.DataFrame],
+    to: str | Path | None = None,
 ) -> Iterator[pd.DataFrame]:
-    """What `make` makes of the rows of files, a block at a time, in their order."""
+    """What `make` makes of the rows of files, a block at a time, in their order; none of them may be where it goes `to`."""
     columns = list(names)
     if design is not None:
         columns = list(dict.fromkeys([*design.columns, *([] if design.offset is None else [design.offset])]))
@@ -49,6 +54,8 @@ def streamed(
             raise _of_caller(error) from error
         parts = [_as_fitted(part, design) if isinstance(part, CSVPart) else part for part in found.parts]
         found.require(columns, "X_new")
+    if to is not None and os.path.realpath(to) in {os.path.realpath(part.label) for part in parts}:
+        raise InvalidInput("to", "another file than those that are read", shown(str(to)), "choose another name")
     done = 0
     for part in parts:
         for frame in _frames(part, columns, max(1, CHUNK // (len(columns) + len(names)))):

@@ -84,7 +84,7 @@ def _kind(given: pa.DataType) -> str:
     if types.is_integer(given) or types.is_floating(given) or types.is_decimal(given):
         return "number"
     if types.is_date(given) or types.is_timestamp(given):
-        return "date"
+        return "date" if getattr(given, "tz", None) is None else "date of a time zone"
     if types.is_null(given):
         return "nothing"
     return "text" if "string" in str(given) else str(given)

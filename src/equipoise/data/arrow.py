@@ -17,6 +17,7 @@ def as_pandas(table: pa.Table) -> pd.DataFrame:
     import pandas as pd
     import pyarrow as pa
 
+    table = table.replace_schema_metadata()  # which says nothing of the values, and may be damaged
     for k, field in enumerate(table.schema):
         if pa.types.is_decimal(field.type):
             table = table.set_column(k, field.name, table.column(k).cast(pa.float64()))

@@ -124,9 +124,10 @@ class Asked:
 
     @cached_property
     def rowwise(self) -> list[str]:
-        """The expressions on the right-hand side whose values depend on their own row alone."""
+        """The expressions on the right-hand side whose values depend on their own row alone, once calls have learnt."""
         factors = (factor for term in self.parsed[0].rhs for factor in term.factors)
-        return [f.expr for f in factors if str(f.eval_method.value) == "python" and f.expr not in self.factors]
+        python = [f.expr for f in factors if str(f.eval_method.value) == "python"]
+        return [expression for expression in python if not self.factors.get(expression, set()) & {"C", *self.context}]
 
     def values(self, chosen: pd.DataFrame) -> dict[str, pd.Series]:
         """The columns as the formula's expressions see them."""

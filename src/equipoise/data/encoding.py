@@ -23,7 +23,7 @@ from equipoise.data.learning import Lessons
 from equipoise.data.marks import Marks, labels_of, times_of
 from equipoise.data.numeric import require_moderate
 from equipoise.data.recipes import Inputs, Recipe, recipe_for
-from equipoise.data.stored import Learnt
+from equipoise.data.stored import Learnt, thawed
 from equipoise.data.table import require_single, typed
 from equipoise.data.wording import placed_in
 from equipoise.errors import InvalidInput
@@ -218,7 +218,7 @@ class RowEncoder:
                 require_moderate(name, array, index)
         if self.recipe is None or not lazy:
             return made
-        inputs = self.recipe.inputs(chosen, self.design.columns, partial(_evaluated, self.asked))
+        inputs = self.recipe.inputs(chosen, self.design.columns, partial(_evaluated, self.asked, self.design))
         return LazyRows(made, self.recipe, inputs, index, place, self.many, self.sound and self.recipe.plain)
 
     def _with_matrix(self, made: Rows, chosen: pd.DataFrame) -> Rows:
@@ -334,14 +334,14 @@ def row_encoder(asked: Asked, lessons: Lessons, transforms: Mapping[str, dict[st
         return encoder
     expected = design.matrix(sides, pd.DataFrame({name: tried[name] for name in known})).to_numpy()
     try:
-        same = np.array_equal(recipe.matrix(recipe.inputs(tried, known, partial(_evaluated, asked))), expected)
-    except (InvalidInput, TypeError, ValueError):
+        same = np.array_equal(recipe.matrix(recipe.inputs(tried, known, partial(_evaluated, asked, design))), expected)
+    except (InvalidInput, LookupError, TypeError, ValueError):
         return encoder  # an expression that is no number, or not of every row
     return replace(encoder, recipe=recipe) if same else encoder
 
 
-def _evaluated(asked: Asked, expression: str, values: Mapping[str, Any]) -> Any:
-    return asked.evaluated(expression, values, {}, {})
+def _evaluated(asked: Asked, design: Design, expression: str, values: Mapping[str, Any]) -> Any:
+    return asked.evaluated(expression, values, {}, {call: thawed(held) for call, held in design.transforms.items()})
 
 
 def lighter(asked: Asked, lessons: Lessons) -> Asked:

@@ -225,7 +225,7 @@ def _of_arrow(location: Location, constants: tuple[Constant, ...]) -> Found:
         # of one column, which is enough to count the rows
         file = ipc.open_file(stream, options=ipc.IpcReadOptions(included_fields=[0]))
         schema = _with(ipc.open_file(stream).schema, constants)
-        counts = [file.get_batch(k).num_rows for k in range(file.num_record_batches)] if len(schema) else []
+        counts = [file.get_batch(k).num_rows for k in range(file.num_record_batches)] if schema.names else []
     parts: list[Part] = []
     batches: list[int] = []
     first, rows = 0, 0

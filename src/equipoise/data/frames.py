@@ -16,7 +16,16 @@ from equipoise.errors import InvalidInput
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["as_frame", "incomplete", "picked", "require_complete", "require_finite", "stacked", "without_lagged"]
+__all__ = [
+    "as_frame",
+    "incomplete",
+    "picked",
+    "require_complete",
+    "require_finite",
+    "stacked",
+    "unsound_term",
+    "without_lagged",
+]
 
 
 def as_frame(data: object) -> pd.DataFrame:
@@ -137,14 +146,18 @@ def require_finite(matrix: pd.DataFrame) -> None:
         return
     first = int(np.flatnonzero(bad.any(axis=0))[0])
     infinite = bool(np.isinf(values[:, first]).any())
-    term, where = brief(matrix.columns[first]), matrix.index[bad[:, first]]
+    raise unsound_term(
+        matrix.columns[first], matrix.index[bad[:, first]], "infinite" if infinite else "undefined (NaN)"
+    )
+
+
+def unsound_term(term: object, where: pd.Index[Any], word: str = "infinite or undefined (NaN)") -> InvalidInput:
+    """The error for a term that is no number at some rows."""
     remedy = "change or leave out those rows, or change the term"
     if _lagged([term]).any():
         remedy = "pass missing='drop' to leave out the rows that lag() has no value for"
-    raise InvalidInput(
-        "formula", "finite in every term",
-        f"{term}, which is {'infinite' if infinite else 'undefined (NaN)'} at rows {listed(where, 5)}", remedy,
-    )  # fmt: skip
+    given = f"{brief(term)}, which is {word} at rows {listed(where, 5)}"
+    return InvalidInput("formula", "finite in every term", given, remedy)
 
 
 def without_lagged(*matrices: pd.DataFrame) -> Mask:

@@ -18,7 +18,7 @@ from equipoise.arrays import Array, Index
 from equipoise.data.asked import Asked
 from equipoise.data.columns import Level, first_of_each, require_few, simplified
 from equipoise.data.far import Far
-from equipoise.data.frames import stacked
+from equipoise.data.frames import stacked, unsound_term
 from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import CSVPart, Part, numbered
 from equipoise.data.spelling import Spelling, both_spellings, spellings
@@ -257,7 +257,12 @@ class Learner:
         functions = {name: _recorder(name, weight) for name in LEARNERS} | {"C": _bare}
         values = self.asked.values(chosen)
         made = {factor: self.asked.evaluated(factor, values, functions, state) for factor in self.asked.factors}
-        return made, {call: held["summary"] for call, held in state.items() if "summary" in held}
+        found = {call: held for call, held in state.items() if "summary" in held}
+        for call, held in found.items():
+            # around another call that has not learnt yet, numbers are not what they will be
+            if held["unsound"].size and not any(other != call and other in call for other in found):
+                raise unsound_term(call, chosen.index[held["unsound"]])
+        return made, {call: held["summary"] for call, held in found.items()}
 
     def _witness(
         self, chosen: pd.DataFrame, expressed: Mapping[str, object]
@@ -359,6 +364,8 @@ def _recorder(name: str, times: Array) -> Callable[..., Any]:
         if _state or named.get("raw") is True:
             return TRANSFORMS[name](data, *arguments, _state=_state, **named)
         x = np.asarray(data, dtype=np.float64)
+        _state["unsound"] = np.flatnonzero(~np.isfinite(x))
+        x = np.where(np.isfinite(x), x, 0.0) if _state["unsound"].size else x
         _state["summary"] = (name, LEARNERS[name](x, times, *arguments, **named))
         return data
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,8 +80,10 @@ class Recipe:
         }
         if plain - known.keys():
             every_column = {name: column_values(name, chosen[name], column) for name, column in known.items()}
-            for expression in sorted(plain - known.keys()):
-                values[expression] = _numbers(expression, evaluate(expression, every_column), chosen)
+            labels = sorted(plain - known.keys())
+            found = {made: evaluate(made, every_column) for made in dict.fromkeys(map(_expression, labels))}
+            for label in labels:
+                values[label] = _numbers(label, _column(found[_expression(label)], label), chosen)
         return Inputs(
             values, {name: level_codes(name, chosen[name], known[name]) for name in sorted(coded)}, len(chosen)
         )
@@ -122,21 +124,40 @@ class Recipe:
                 x[:, j] *= values[part] if isinstance(part, str) else codes[part[0]] == part[1]
 
 
-def _numbers(expression: str, found: Any, chosen: pd.DataFrame) -> Array:
-    """The values of an expression, each finite."""
+def _expression(label: str) -> str:
+    """What makes a column of the matrix: itself, or the call of which it is one of several, as in `poly(x, 2)[1]`."""
+    return label[: label.rindex("[")] if label.endswith("]") else label
+
+
+def _column(found: Any, label: str) -> Any:
+    """Of what an expression makes, the column of this label."""
+    if not label.endswith("]"):
+        return found
+    held, key = getattr(found, "__wrapped__", found), label[label.rindex("[") + 1 : -1]
+    if not isinstance(held, dict):
+        about = getattr(found, "__formulaic_metadata__", None)
+        held = dict(zip(about.column_names if about else range(held.shape[1]), np.asarray(held).T, strict=True))
+    return {str(name): column for name, column in held.items()}[key]
+
+
+def _numbers(label: str, found: Any, chosen: pd.DataFrame) -> Array:
+    """The values of a column that an expression makes, each finite."""
     import pandas as pd
 
     values = np.asarray(found, dtype=np.float64)
-    require_finite(pd.DataFrame({expression: values}, index=chosen.index, copy=False))
+    require_finite(pd.DataFrame({label: values}, index=chosen.index, copy=False))
     return values
 
 
-def recipe_for(design: Design, expressions: Iterable[str]) -> Recipe | None:
+def recipe_for(design: Design, expressions: Collection[str]) -> Recipe | None:
     """The recipe that the names of a design's columns suggest, which is to be tried; None where they suggest none.
 
     Expressions are those that depend on their own row alone; which of them are numbers is tried, too.
     """
-    parts_of: dict[str, str | tuple[str, int]] = {expression: expression for expression in expressions}
+    words = {word for label in design.names for word in (label, *label.split(":"))}
+    parts_of: dict[str, str | tuple[str, int]] = {
+        word: word for word in sorted(words) if word in expressions or _expression(word) in expressions
+    }
     for name, column in design.columns.items():
         if column.kind in {"number", "date"} and column.levels is None:
             parts_of[name] = name

@@ -46,7 +46,7 @@ from equipoise.linalg import Sums
 if TYPE_CHECKING:
     from equipoise.data.design import Design
 
-__all__ = ["Scan", "as_rows"]
+__all__ = ["ENOUGH", "Scan", "as_rows"]
 
 _ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time", "trials"}
 # Of `memory`, the share that marks of rows to be read take before they go to the disk.
@@ -54,7 +54,7 @@ _SPOOLED = 32
 # Rows of which a pass is made to see what it makes.
 _FEW = 50
 # Rows of the first pass's sample that do for any number of them, where others would take a pass.
-_ENOUGH = 2048
+ENOUGH = 2048
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -222,7 +222,7 @@ class Scan(Card, Generic[Block]):
         They are the ones that the same rows in memory would give. Without a seed they are taken from what the first pass
         kept, and cost no pass: fewer than `count` where little memory let it keep fewer, if it kept some thousands.
         """
-        if seed is None and 0 < min(count, _ENOUGH) <= self.lot.size:
+        if seed is None and 0 < min(count, ENOUGH) <= self.lot.size:
             frame = self.lot.fewer(count).frame.reset_index(drop=True)
             try:
                 return singly(joined([self.encoder(frame, "the sample").take(slice(None))]))

@@ -26,10 +26,10 @@ from equipoise.data.fields import Columns
 from equipoise.data.files import as_floats, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
-from equipoise.data.parts import Mistyped, ParquetPart
+from equipoise.data.parts import ArrowPart, Mistyped, ParquetPart
 from equipoise.data.passage import CHUNK, workers_for
 from equipoise.data.reading import Placed
-from equipoise.data.scanned import Scan
+from equipoise.data.scanned import ENOUGH, Scan
 from equipoise.data.source import Executor, in_order
 from equipoise.data.stored import Learnt
 from equipoise.data.taking import every_row_missing, weightless
@@ -271,7 +271,7 @@ def _lessons(
     counts = [part.count for part in found.parts]
     total = sum(count for count in counts if count is not None) if None not in counts else 0
     width = len(asked.needed) + 1
-    most = max(1, min(KEPT, room // (16 * 8 * width)))
+    most = max(ENOUGH, min(KEPT, room // (16 * 8 * width)))
     # as many rows as are wanted have smaller random numbers than this, but for one case in a million
     share = min(1.0, (most + 6.0 * np.sqrt(most) + 10.0) / total) if total else 1.0
     columns = tuple(
@@ -304,7 +304,8 @@ def _require_rows(lessons: Lessons, asked: Asked) -> None:
 
 def _placed(found: Found, lessons: Lessons) -> tuple[Placed, ...]:
     """The parts with rows that take part, each with its place; what was just read is sound."""
-    parts = [replace(part, verify=False) if isinstance(part, ParquetPart) else part for part in found.parts]
+    stored = (ParquetPart, ArrowPart)
+    parts = [replace(part, verify=False) if isinstance(part, stored) else part for part in found.parts]
     rows, observations = ([0, *accumulate(counts)] for counts in (lessons.kept, lessons.observations))
     every = zip(parts, lessons.rows, lessons.kept, lessons.observations, rows, observations, strict=False)
     return tuple(Placed(*about) for about in every if about[2])

@@ -22,8 +22,8 @@ __all__ = ["LEARNERS", "Extremes", "Nodes", "Spread", "Summary", "learnt_by"]
 
 # Nodes that are kept before they are made fewer.
 _MOST_NODES = 4096
-# Of the first weight: below, a block has no more different values than nodes so far.
-_NOTHING_LEFT = 1e-14
+# Of the squares of the polynomial before, on numbers up to 1: what rounding leaves where there are no more different values.
+_NOTHING_LEFT = 1e-28
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,13 @@ class Nodes:
         """Gauss's nodes for these: eigenvalues of the Jacobi matrix of the polynomials orthogonal under them."""
         if self.x.size <= self.degree + 1:
             return self
-        alpha, norms = self._recurrence(self.degree + 1)
-        kept = int(np.flatnonzero(np.append(norms[1:], 0.0) <= _NOTHING_LEFT * norms[:1])[0]) + 1
+        # a power of two changes no digit, and powers of what it divides neither overflow nor vanish
+        unit = 2.0 ** np.frexp(np.abs(self.x).max())[1]
+        alpha, norms = replace(self, x=self.x / unit)._recurrence(self.degree + 1)
+        kept = int(np.flatnonzero(np.append(norms[1:], 0.0) <= _NOTHING_LEFT * norms)[0]) + 1
         beside = np.sqrt(norms[1:kept] / norms[: kept - 1])
         nodes, vectors = np.linalg.eigh(np.diag(alpha[:kept]) + np.diag(beside, 1) + np.diag(beside, -1))
-        return replace(self, x=nodes, weights=norms[0] * vectors[0] ** 2)
+        return replace(self, x=unit * nodes, weights=norms[0] * vectors[0] ** 2)
 
     def _recurrence(self, count: int) -> tuple[Array, Array]:
         """α_0 … and ‖p_0‖² … of the monic polynomials orthogonal under the weights."""

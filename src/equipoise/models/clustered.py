@@ -24,7 +24,7 @@ from equipoise.models.problem import Block, Problem, Rowwise
 from equipoise.models.rowwise import LinearRowwise
 from equipoise.theory.moments import Moments
 
-__all__ = ["ClusterSums", "Grouped", "GroupedSums", "cluster_pass", "clustered"]
+__all__ = ["ClusterSums", "Grouped", "GroupedSums", "cluster_pass", "clustered", "require_clusters"]
 
 _LEAST = 1e-8  # smallest eigenvalue a repaired matrix is given, in units of its one-way parts' variances
 _CHANGED = 1e-6  # relative change of a standard error that a repair is reported from
@@ -121,7 +121,7 @@ class _ClusterPass:
 
 def cluster_pass(problem: Problem, rowwise: Rowwise, kind: str) -> Beside:
     """The sums of CRV1 or CRV3 by the clusters that the rows of the problem are marked with, all ways in one reading."""
-    names, bent = _require_clusters(problem, kind), kind == "CRV3"
+    names, bent = require_clusters(problem, kind), kind == "CRV3"
     room = float(getattr(problem.source, "memory", np.inf))
     passes: list[Callable[[Rows], ClusterSums]] = [
         _ClusterPass(rowwise, ways, bent, room) for ways in _WAYS[len(names)]
@@ -141,7 +141,7 @@ def clustered(
 
     `known` is what `cluster_pass` summed up, where that was done before.
     """
-    names = _require_clusters(problem, kind)
+    names = require_clusters(problem, kind)
     parts, groups, bent = [], [], kind == "CRV3"
     if known is None:
         made = cluster_pass(problem, rowwise, kind)
@@ -166,7 +166,8 @@ def _by_way(found: ClusterSums) -> list[Array]:
     return [*_by_way(found.first), *_by_way(found.second)] if isinstance(found, BothSums) else [found.by_cluster.sums]
 
 
-def _require_clusters(problem: Problem, kind: str) -> tuple[str, ...]:
+def require_clusters(problem: Problem, kind: str) -> tuple[str, ...]:
+    """The names of as many ways of clustering as the kind takes; raises if there are none, or more."""
     marks = problem.source.marks
     names = () if marks is None else marks.names
     if not names:

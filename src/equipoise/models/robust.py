@@ -19,7 +19,7 @@ from equipoise.data.marks import Marks
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.linalg import Total, symmetric
 from equipoise.models.binding import verb
-from equipoise.models.clustered import ClusterSums, cluster_pass, clustered
+from equipoise.models.clustered import ClusterSums, cluster_pass, clustered, require_clusters
 from equipoise.models.covariance import Covariance, left, pulled
 from equipoise.models.linear import LinearProblem
 from equipoise.models.passes import Beside
@@ -39,6 +39,7 @@ __all__ = [
     "covariance",
     "from_moments",
     "moments_for",
+    "require_kind",
     "robust",
     "summed_with_moments",
 ]
@@ -107,6 +108,7 @@ def robust(
     >>> eq.robust(eq.glm("poisson"), (x, y), fit, kind="CRV1", clusters=firm).shape
     (2, 2)
     """
+    require_kind(problem, kind, clusters, time, lags, small_sample)
     here, values = settle(problem, params)
     theta = here.flatten(values)
     here = here.settled(theta)
@@ -140,20 +142,18 @@ def covariance(
     InvalidInput
         If options do not go with the kind.
     """
-    one_of("kind", kind, (*KINDS, *TARGETS))
-    _require_own(kind, clusters, time, lags, small_sample)
+    here = require_kind(problem, kind, clusters, time, lags, small_sample)
     moments, along = problem.stacked(moments)
     df = _degrees(moments, kind, problem.quadratic)
     if kind in PLAIN:
         return from_moments(moments, kind, problem.quadratic)
     n = moments.n
-    here = problem.marked(clusters, time)
     rowwise = here.rowwise(moments.params, along)
     if kind in _POWER:
         information = known if isinstance(known, Information) else None
         return Covariance(pulled(moments, _leveraged(here, rowwise, moments, _POWER[kind], information)), kind, df=df)
     if kind == "HAC":
-        lags = int(4.0 * (n / 100.0) ** (2.0 / 9.0)) if lags is None else whole("lags", lags, 0, "leave it out")
+        lags = int(4.0 * (n / 100.0) ** (2.0 / 9.0)) if lags is None else lags
         return Covariance(pulled(moments, _smoothed(here, rowwise, moments, lags)), kind, lags=lags)
     return clustered(here, rowwise, moments, kind, small_sample, None if isinstance(known, Information) else known)
 
@@ -199,8 +199,40 @@ def _degrees(moments: Moments, kind: str, quadratic: bool) -> float | None:
     return float(left) if quadratic and left > 0 and kind in _STUDENT else None
 
 
+def require_kind(
+    problem: Problem,
+    kind: str,
+    clusters: object = None,
+    time: object = None,
+    lags: int | None = None,
+    small_sample: bool | str = True,
+) -> Problem:
+    """The problem with what stands beside its rows, if such a covariance can be made of it; no row is read for that.
+
+    Raises
+    ------
+    InvalidInput
+        If options do not go with the kind, clusters are needed and not known, or rows of a time series count several times.
+    """
+    one_of("kind", kind, (*KINDS, *TARGETS))
+    _require_own(kind, clusters, time, lags, small_sample)
+    if kind in PLAIN:
+        return problem
+    here = problem.marked(clusters, time)
+    if kind in CLUSTERED:
+        require_clusters(here, kind)
+    # a source of somebody else's may not say how many rows it has
+    if kind == "HAC" and here.source.n != getattr(here.source, "height", here.source.n):
+        raise InvalidInput(
+            "frequency", "left out for HAC, where each row is one time", "counts above 1", "write the rows out"
+        )
+    return here
+
+
 def _require_own(kind: str, clusters: object, time: object, lags: int | None, small_sample: bool | str) -> None:
     """Refuse options that the kind would not look at, and factors that are not known."""
+    if lags is not None:
+        whole("lags", lags, 0, "leave it out")
     for name, value, kinds in (("clusters", clusters, CLUSTERED), ("time", time, ("HAC",)), ("lags", lags, ("HAC",))):
         if value is not None and kind not in kinds:
             raise InvalidInput(
@@ -272,10 +304,6 @@ def _smoothed(problem: Problem, rowwise: Rowwise, moments: Moments, lags: int) -
         done += block.height
         if block.marks is not None and block.marks.time is not None:
             last = float(block.marks.time[-1])
-        if np.any(rowwise.counts(block) != 1.0):
-            raise InvalidInput(
-                "frequency", "left out for HAC, where each row is one time", "counts above 1", "write the rows out"
-            )
         scores = rowwise.scores(block) - moments.mean_score
         joined, carried, size = np.concatenate([recent, scores]), len(recent), len(scores)
         past = weights[0] * scores

@@ -14,9 +14,10 @@ from equipoise.sampling.chains import Chains
 from equipoise.sampling.run import resolve_thin, sample
 from equipoise.theory.tuning import Tuning, tune
 
-__all__ = ["HalfStep", "halved"]
+__all__ = ["HalfStep", "half_rows", "halved"]
 
 _CHAINS = 2
+_SHARE, _FEWEST = 0.25, 100.0  # effective draws, of those of the run itself
 
 
 @dataclass(frozen=True, repr=False)
@@ -50,7 +51,8 @@ class HalfStep(Card):
 def halved(
     problem: Problem, tuning: Tuning, *, ess: float, seed: int, guard: float | str | None, progress: bool
 ) -> HalfStep:
-    """Run chains at half the step of a tuning with completed noise, for so many effective draws."""
+    """Run chains at half the step of a tuning with completed noise, beside a run of so many effective draws."""
+    ess = max(_FEWEST, _SHARE * ess)
     moments = tuning.predicted.moments
     aim = tuning.target if tuning.internal is None else tuning.internal
     half = tune(moments, aim, tuning.dynamics, noise="completed", step=0.5 * tuning.step)
@@ -60,3 +62,8 @@ def halved(
     stream = int(np.random.SeedSequence([seed, 0]).generate_state(1)[0])
     run = sample(problem, half, draws=draws, chains=_CHAINS, seed=stream, thin=thin, guard=guard, progress=progress)
     return HalfStep.of(run, _CHAINS * draws * thin / iact)
+
+
+def half_rows(rows: float, ess: float) -> float:
+    """About how many rows such a run draws beside one of so many rows and effective draws: half steps take twice as many."""
+    return 2.0 * rows * max(_FEWEST / ess, _SHARE)

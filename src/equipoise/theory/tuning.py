@@ -29,7 +29,9 @@ from equipoise.theory.structured import best_structured, divergence
 from equipoise.theory.tails import HEAVY, smallest_batch
 from equipoise.theory.targets import target_matrix
 
-__all__ = ["Tuning", "tune"]
+__all__ = ["STRUCTURES", "Tuning", "tune"]
+
+STRUCTURES = ("full", "diagonal", "scalar")
 
 _REMAINDER = 0.3  # share of the covariance that the law of epochs may leave out without a word
 
@@ -194,7 +196,7 @@ def tune(
     """
     instance("moments", moments, Moments, "make them with eq.moments")
     instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
-    one_of("structure", structure, ("full", "diagonal", "scalar"), "use 'full' unless you compare")
+    one_of("structure", structure, STRUCTURES, "use 'full' unless you compare")
     one_of("noise", noise, ("langevin", "completed"))
     matrix = target_matrix(target, moments)
     if noise == "completed":
