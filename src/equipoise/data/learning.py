@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from equipoise.arrays import Array, Index
 from equipoise.data.asked import Asked
 from equipoise.data.columns import Level, first_of_each, require_few, simplified
-from equipoise.data.far import Far
 from equipoise.data.frames import stacked, unsound_term
+from equipoise.data.kept import Far, Lot
 from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import CSVPart, Part, numbered
 from equipoise.data.spelling import Spelling, both_spellings, spellings
@@ -31,52 +31,10 @@ if TYPE_CHECKING:
     import pandas as pd
     from formulaic.parser.types import Factor
 
-__all__ = ["KEPT", "Learner", "Lessons", "Lot", "settled"]
+__all__ = ["KEPT", "Learner", "Lessons", "settled"]
 
 # Rows of the random sample that is kept of what is read: knots are placed by it, and searches start from it.
 KEPT = 100_000
-
-
-@dataclass(frozen=True)
-class Lot:
-    """A random sample of rows, in order: those with the smallest of random numbers that every row was given.
-
-    Attributes
-    ----------
-    priorities, frames
-        The random numbers and the rows, in pieces that are put together when they are asked for.
-    """
-
-    priorities: tuple[Array, ...]
-    frames: tuple[pd.DataFrame, ...]
-
-    @property
-    def priority(self) -> Array:
-        """The random number of every row."""
-        return np.concatenate(self.priorities)
-
-    @property
-    def frame(self) -> pd.DataFrame:
-        """The rows."""
-        return stacked(self.frames)
-
-    @property
-    def size(self) -> int:
-        """How many rows there are."""
-        return sum(piece.size for piece in self.priorities)
-
-    def fewer(self, most: int) -> Lot:
-        """At most so many of them, in one piece."""
-        priority, frame = self.priority, self.frame
-        if priority.size > most:
-            kept = priority <= np.partition(priority, most - 1)[most - 1]
-            priority, frame = priority[kept], frame[kept]
-        return Lot((priority,), (frame,))
-
-    def merged(self, other: Lot, most: int) -> Lot:
-        """A sample of both; up to twice as many as wanted are held, so that few are copied often."""
-        both = Lot(self.priorities + other.priorities, self.frames + other.frames)
-        return both if both.size <= 2 * most else both.fewer(most)
 
 
 @dataclass(frozen=True)

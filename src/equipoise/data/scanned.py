@@ -19,9 +19,8 @@ from equipoise.arrays import Array, Index
 from equipoise.cards import Card
 from equipoise.checks import shown
 from equipoise.data.arrays import Rows, rows
-from equipoise.data.far import Far
 from equipoise.data.fetching import by_part, in_turn, inside, joined, singly
-from equipoise.data.learning import Lot
+from equipoise.data.kept import Far, Lot
 from equipoise.data.ledger import pass_key
 from equipoise.data.marks import Marks
 from equipoise.data.metering import Meter

@@ -21,10 +21,10 @@ from equipoise.data.asked import Asked
 from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, slots_of
 from equipoise.data.column_encoding import column_encoder
 from equipoise.data.encoding import row_encoder
-from equipoise.data.far import Far
 from equipoise.data.fields import Columns
 from equipoise.data.files import as_floats, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
+from equipoise.data.kept import Far
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
 from equipoise.data.parts import ArrowPart, Mistyped, ParquetPart
 from equipoise.data.passage import CHUNK, workers_for

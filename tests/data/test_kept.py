@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import equipoise as eq
-from equipoise.data.far import Far
+from equipoise.data.kept import Far
 
 
 @pytest.fixture

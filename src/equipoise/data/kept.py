@@ -1,4 +1,7 @@
-"""Rows at the ends of columns, kept beside a random sample: of a heavy tail no sample has the few rows that matter most."""
+"""What is kept of rows that are read: a random sample, and those at the ends of columns.
+
+Of a heavy tail no sample has the few rows that matter most.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,53 @@ from equipoise.data.frames import stacked
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Far"]
+__all__ = ["Far", "Lot"]
 
 _STRIDE = 8  # one of so many numbers is looked at first, to see which may be among the largest
 _NONE = (-np.inf, np.inf)  # limits beyond which there is nothing
 _HELD = 4  # times the rows that are kept may be held before the others are let go
+
+
+@dataclass(frozen=True)
+class Lot:
+    """A random sample of rows, in order: those with the smallest of random numbers that every row was given.
+
+    Attributes
+    ----------
+    priorities, frames
+        The random numbers and the rows, in pieces that are put together when they are asked for.
+    """
+
+    priorities: tuple[Array, ...]
+    frames: tuple[pd.DataFrame, ...]
+
+    @property
+    def priority(self) -> Array:
+        """The random number of every row."""
+        return np.concatenate(self.priorities)
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """The rows."""
+        return stacked(self.frames)
+
+    @property
+    def size(self) -> int:
+        """How many rows there are."""
+        return sum(piece.size for piece in self.priorities)
+
+    def fewer(self, most: int) -> Lot:
+        """At most so many of them, in one piece."""
+        priority, frame = self.priority, self.frame
+        if priority.size > most:
+            kept = priority <= np.partition(priority, most - 1)[most - 1]
+            priority, frame = priority[kept], frame[kept]
+        return Lot((priority,), (frame,))
+
+    def merged(self, other: Lot, most: int) -> Lot:
+        """A sample of both; up to twice as many as wanted are held, so that few are copied often."""
+        both = Lot(self.priorities + other.priorities, self.frames + other.frames)
+        return both if both.size <= 2 * most else both.fewer(most)
 
 
 @dataclass(frozen=True)
