@@ -265,10 +265,10 @@ def options_of(group: type[Group], options: Mapping[str, object], known: type, *
     InvalidInput
         For an option that does not exist; the nearest one is named.
     """
-    names = tuple(known.__annotations__) + tuple(getattr(known, "__optional_keys__", ()))
+    names = known.__annotations__
     for name in options:
         if name not in names:
-            listed = ", ".join(sorted(set(names)))
+            listed = ", ".join(sorted(names))
             raise InvalidInput(name, "an option", "no such option", nearest(name, names) or f"choose from {listed}")
     own = {f.name for f in fields(cast(type[Moves], group))}
     return group(**{k: v for k, v in options.items() if k in own}, **given)

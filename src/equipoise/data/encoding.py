@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,7 @@ from equipoise.data.stored import Learnt
 from equipoise.data.table import require_single, typed
 from equipoise.data.wording import placed_in
 from equipoise.errors import InvalidInput
-from equipoise.linalg import blocks
+from equipoise.linalg import Room, blocks
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,21 +39,7 @@ _TRIED = 1000
 _MANY = 1_000_000
 
 
-class _Room(threading.local):
-    """Memory for the matrix of one block in each thread: fresh memory would cost as much as to fill it."""
-
-    def __init__(self) -> None:
-        self.buffer = np.empty(0)
-
-    def shaped(self, height: int, width: int, apart: bool) -> Array:
-        """A matrix, whose columns lie one after the other if they are to lie apart."""
-        if self.buffer.size < height * width:
-            self.buffer = np.empty(height * width)
-        held = self.buffer[: height * width]
-        return held.reshape(width, height).T if apart else held.reshape(height, width)
-
-
-_ROOM = _Room()
+_ROOM = Room()
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +92,7 @@ class LazyRows(Card):
     def passing(self, width: int | None = None) -> Iterator[Rows]:
         """The rows in blocks, each gone when the next is asked for."""
         dim = self.recipe.width
-        return (self._made(cut, _ROOM.shaped(cut.stop - cut.start, dim, self.apart)) for cut in self._cuts(width))
+        return (self._made(cut, _ROOM.shaped((cut.stop - cut.start, dim), self.apart)) for cut in self._cuts(width))
 
     def _cuts(self, width: int | None) -> Iterator[slice]:
         return blocks(self.height, max(self.recipe.width, width or 0))

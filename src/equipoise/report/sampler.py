@@ -11,8 +11,9 @@ from equipoise.report import plots
 from equipoise.report.html import figures, head, minus, table
 
 if TYPE_CHECKING:
+    from equipoise.arrays import Index
     from equipoise.calibration.calibration import Calibration
-    from equipoise.calibration.findings import Choice, Index
+    from equipoise.calibration.findings import Choice
     from equipoise.calibration.judgement import Check
 
 __all__ = ["headline", "sampler_sections"]

@@ -67,7 +67,7 @@ def sample(
     seed
         The same seed gives the same bits on any number of threads.
     thin
-        Steps per stored draw; `"auto"` stores ten draws per predicted autocorrelation time.
+        Steps per stored draw; `"auto"` stores five draws per predicted autocorrelation time.
     burn_in
         Steps discarded first; `"auto"` takes them from the predicted transient.
     progress

@@ -109,13 +109,11 @@ def _gradients(whole: Whole, function: Callable[..., object]) -> Callable[[np.ra
     pulled = jax.jit(jax.grad(lambda theta, rows, signs: jnp.sum(signs * values(theta, rows))))
 
     def combine(rng: np.random.Generator) -> Array:
-        total, longest = np.zeros(whole.dim), 0
+        total = np.zeros(whole.dim)
         with jax.enable_x64(True):
-            for block in problem.source.blocks(problem.summed):
-                longest = max(longest, block.height)
-                b = problem.padded(block, longest)
-                size = jax.eval_shape(values, whole.theta, b.rows).shape[1]
-                signs = rng.choice([-1.0, 1.0], size=(longest, size)) * np.sqrt(np.asarray(b.mask))[:, None]
+            for b in problem.each(problem.summed):
+                size = jax.eval_shape(values, whole.theta, b.rows).shape
+                signs = rng.choice([-1.0, 1.0], size=size) * np.sqrt(np.asarray(b.mask))[:, None]
                 total += np.asarray(pulled(whole.theta, b.rows, signs))
         if not total.any():
             raise InvalidInput(
