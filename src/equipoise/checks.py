@@ -28,6 +28,7 @@ __all__ = [
     "part_size",
     "positive",
     "probability",
+    "require_semidefinite",
     "shown",
     "whole",
 ]
@@ -125,6 +126,18 @@ def finite_array(name: str, value: object, remedy: str = "pass finite numbers") 
     if not array.size or not np.isfinite(array).all():
         raise InvalidInput(name, "finite", "NaN or infinity" if array.size else "no numbers", remedy)
     return array
+
+
+def require_semidefinite(name: str, array: Array) -> None:
+    """Refuse what is neither a scalar, a diagonal nor a symmetric matrix, and what is negative along some direction."""
+    matrix = array.ndim == 2
+    if array.ndim > 2 or (matrix and array.shape[0] != array.shape[1]):
+        raise InvalidInput(name, "a scalar, a vector or a square matrix", f"shape {array.shape}", "use zero for none")
+    if matrix and np.abs(array - array.T).max() > 1e-8 * np.abs(array).max():
+        raise InvalidInput(name, "a symmetric matrix", "one that is not", "pass (P + P.T) / 2")
+    lowest = np.linalg.eigvalsh(array)[0] if matrix else array.min()
+    if lowest < -1e-10 * max(1.0, float(np.abs(array).max())):
+        raise InvalidInput(name, "positive semi-definite", f"smallest value {lowest:g}", "use zero for none")
 
 
 def shown(value: object) -> str:

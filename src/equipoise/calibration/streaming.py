@@ -37,9 +37,7 @@ def streamed(
     given: object, design: Design | None, names: Sequence[str], make: Callable[[pd.DataFrame], pd.DataFrame]
 ) -> Iterator[pd.DataFrame]:
     """What `make` makes of the rows of files, a block at a time, in their order."""
-    columns = list(names)
-    if design is not None:
-        columns = list(dict.fromkeys([*design.columns, *([] if design.offset is None else [design.offset])]))
+    columns = list(names) if design is None else design.needed
     if isinstance(given, Scan):
         parts = [placed.part for placed in given.parts]
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from equipoise.data.evaluation import as_numbers, evaluated, specified
 from equipoise.data.formula import require_room
 from equipoise.data.frames import require_finite, stacked
 from equipoise.data.learning import Lessons
-from equipoise.data.marks import Marks, labels_of, times_of
+from equipoise.data.marks import Marking, Marks, labels_of, mark_columns, times_of
 from equipoise.data.numeric import require_moderate
 from equipoise.data.recipes import Inputs, Recipe, recipe_for
 from equipoise.data.stored import Learnt
@@ -31,7 +31,7 @@ from equipoise.linalg import Room, blocks
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LazyRows", "RowEncoder", "as_in_memory", "lighter", "mark_columns", "marks_of", "row_encoder"]
+__all__ = ["LazyRows", "RowEncoder", "as_in_memory", "lighter", "marks_of", "row_encoder"]
 
 # Rows on which a quick way to the design matrix must give what the formula gives.
 _TRIED = 1000
@@ -241,26 +241,7 @@ class RowEncoder:
         return np.ascontiguousarray(made.to_numpy()[:, 0])
 
 
-class _Marking(Protocol):
-    """What says which columns go beside the rows."""
-
-    @property
-    def clusters(self) -> tuple[str, ...]:
-        """What rows belong together by."""
-        ...
-
-    @property
-    def clock(self) -> str | None:
-        """When they were observed."""
-        ...
-
-
-def mark_columns(encoder: _Marking) -> list[str]:
-    """The columns, each once."""
-    return list(dict.fromkeys([*encoder.clusters, *([] if encoder.clock is None else [encoder.clock])]))
-
-
-def marks_of(encoder: _Marking, frame: pd.DataFrame, kept: pd.Index[Any]) -> Marks | None:
+def marks_of(encoder: Marking, frame: pd.DataFrame, kept: pd.Index[Any]) -> Marks | None:
     """What goes beside some rows of a table; labels depend on their values alone, and are the same in every block."""
     if not mark_columns(encoder):
         return None

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.checks import finite_array, numeric_array
 from equipoise.errors import InvalidInput
-from equipoise.models.layout import Skeleton, Variables, embedded
+from equipoise.models.layout import Skeleton, Variables, embedded, kept
 
 __all__ = ["Structure", "leaf_name", "trainable_structure"]
 
@@ -190,19 +190,17 @@ class Structure:
         """The same in plain containers, which can be kept: what is not a dictionary, list or tuple becomes the first."""
         numbers = [k for k, varies in enumerate(self.varies) if varies]
         trained = tuple((name, shape, k) for (name, shape), k in zip(self.trained, numbers, strict=True))
-        constants = {
-            k: np.asarray(leaf) for k, (leaf, v) in enumerate(zip(self.leaves, self.varies, strict=True)) if not v
-        }
-        kept = {k: array for k, array in constants.items() if array.dtype.kind in "fiub"}
+        others = {k: np.asarray(leaf) for k, leaf in enumerate(self.leaves) if not self.varies[k]}
+        constants = {k: array for k, array in others.items() if array.dtype.kind in "fiub"}
         whole = jax.tree.unflatten(self.treedef, [_Leaf(k) for k in range(len(self.leaves))])
-        return Skeleton(_frame(whole, kept.keys() | set(numbers)), trained, kept, self.origin, self.basis)
+        return Skeleton(_frame(whole, constants.keys() | set(numbers)), trained, constants, self.origin, self.basis)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Structure:
         return self
 
     def __reduce__(self) -> tuple[Callable[[Skeleton], Skeleton], tuple[Skeleton]]:
         # a treedef of the user's own classes does not travel
-        return _same, (self.skeleton(),)
+        return kept, (self.skeleton(),)
 
 
 @dataclass(frozen=True)
@@ -218,10 +216,6 @@ def _coordinates(basis: Array, away: Array) -> Array:
     for _ in range(2):  # the second mends the rounding of the first
         z += np.linalg.solve(gram, basis @ (away - z @ basis) / norms) / norms
     return z
-
-
-def _same(skeleton: Skeleton) -> Skeleton:
-    return skeleton
 
 
 def _frame(tree: Tree, kept: Set[int]) -> dict[str, object]:
