@@ -12,6 +12,7 @@ import numpy as np
 
 from equipoise.checks import flag, is_number, nearest, one_of, shown, whole
 from equipoise.errors import InvalidInput
+from equipoise.files import file_place
 from equipoise.theory.dynamics import BATCHES, GRADIENTS, Dynamics
 
 __all__ = [
@@ -184,6 +185,8 @@ class Running:
 
     def __post_init__(self) -> None:
         flag("progress", self.progress)
+        if self.checkpoint is not None:
+            file_place(self.checkpoint, "checkpoint")
         one_of("storage", self.storage, ("float64", "float32"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, cast
@@ -228,6 +228,8 @@ def _named(
             raise InvalidInput("fits", "calibrations", shown(run), "pass what eq.calibrate or eq.load returned")
     if not runs:
         raise InvalidInput("fits", "at least one calibration", "none", "pass what eq.calibrate returned")
+    if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
+        raise InvalidInput("names", "a list of names", shown(names), "give one to each fit")
     called = [f"({k + 1})" for k in range(len(runs))] if names is None else [str(name) for name in names]
     if len(called) != len(runs) or len(set(called)) != len(called):
         raise InvalidInput("names", f"{len(runs)} different names", shown(called), "give one to each fit")

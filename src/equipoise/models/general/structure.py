@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.checks import finite_array, numeric_array
+from equipoise.checks import finite_array, numeric_array, users_code
 from equipoise.errors import InvalidInput
 from equipoise.models.layout import Skeleton, Variables, embedded, kept
 
@@ -166,11 +166,9 @@ class Structure:
         """A number or array per leaf of parameters (prefixes allowed) as one number for every trainable scalar."""
         shapes = iter(self.trained)
         parts = [next(shapes) if varies else None for varies in self.varies]
-        try:
+        with users_code(name, "a pytree of numbers that fits init", "match its keys"):
             whole = jax.tree.unflatten(self.treedef, [_Leaf(k) for k in range(len(parts))])
             each = jax.tree.map(lambda value, part: jax.tree.map(lambda leaf: (leaf, value), part), given, whole)
-        except (ValueError, TypeError) as error:
-            raise InvalidInput(name, "a pytree of numbers that fits init", str(error), "match its keys") from error
         flat = np.empty(self.full)
         start = 0
         for leaf, value in jax.tree.leaves(each, is_leaf=lambda pair: isinstance(pair, tuple) and len(pair) == 2):
@@ -246,14 +244,11 @@ def trainable_structure(init: Tree, trainable: Tree) -> Structure:
         varies = [True] * len(paths)
     elif callable(trainable) and jax.tree_util.all_leaves([trainable]):
         # a mask of the user's own class may be callable too, but it is a pytree
-        varies = [bool(trainable(name)) for name in names]
+        with users_code("trainable", "a function of a leaf's name", "write def trainable(name): ..."):
+            varies = [bool(trainable(name)) for name in names]
     else:
-        try:
+        with users_code("trainable", "a pytree of booleans that fits init", "match its keys"):
             spread = jax.tree.map(lambda flag, part: jax.tree.map(lambda _: bool(flag), part), trainable, init)
-        except (ValueError, TypeError) as error:
-            raise InvalidInput(
-                "trainable", "a pytree of booleans that fits init", str(error), "match its keys"
-            ) from error
         varies = jax.tree.leaves(spread)
     leaves, variables = [], []
     for name, (_, leaf), chosen in zip(names, paths, varies, strict=True):
