@@ -136,7 +136,7 @@ def require_semidefinite(name: str, array: Array) -> None:
     if array.ndim > 2 or (matrix and array.shape[0] != array.shape[1]):
         raise InvalidInput(name, "a scalar, a vector or a square matrix", f"shape {array.shape}", "use zero for none")
     if matrix and np.abs(array - array.T).max() > 1e-8 * np.abs(array).max():
-        raise InvalidInput(name, "a symmetric matrix", f"an unsymmetric one of shape {array.shape}", "pass (P + P.T) / 2")
+        raise InvalidInput(name, "a symmetric matrix", f"an unsymmetric {array.shape}", "pass (P + P.T) / 2")
     lowest = np.linalg.eigvalsh(array)[0] if matrix else array.min()
     if lowest < -1e-10 * max(1.0, float(np.abs(array).max())):
         raise InvalidInput(name, "positive semi-definite", f"smallest value {lowest:g}", "use zero for none")
