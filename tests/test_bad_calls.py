@@ -336,8 +336,26 @@ EVERYDAY: dict[str, tuple[Callable[[SimpleNamespace], object], str]] = {
     "draws beyond memory": (lambda t: eq.calibrate(t.model, t.data, ess=1e13), r"ess, draws: .* GB"),
     "independent draws beyond memory": (lambda t: gaussian(t, ess=1e13), r"ess, draws: .* GB"),
     "years of steps": (lambda t: eq.plan(t.model, t.data, draws=100, thin=10**12), r"thin, burn_in: .* hours of sampling"),
+    "a table that lacks a column": (lambda t: formula_run().effects(t.frame[["y"]]), r"which it does not have"),
+    "effects of words": (lambda t: formula_run().effects(t.frame.assign(a="b")), r"a: must be a column of numbers"),
+    "effects of nothing": (lambda t: t.cal.effects(variables=[]), r"variables: must be columns of which at least one"),
+    "effects of a number": (lambda t: t.cal.effects(variables=3), r"variables: must be columns of the model; got 3"),
+    "one offset for two": (lambda t: t.cal.compare(*[t.data[0]] * 2, offset=(None,)), r"offset: must be a pair"),
+    "recentred in words": (lambda t: t.cal.intervals(recentred="yes"), r"recentred: must be True or False"),
+    "one name for all": (lambda t: eq.compare_fits([t.cal], names="fit"), r"names: must be a list of names"),
+    "a range in words": (lambda t: eq.optimal_weight_decay(t.model, t.data, t.data, 0.01, t.dynamics, low="a"), r"low: "),
+    "a number as a path": (lambda t: eq.sample(t.model, t.data, t.tuning, checkpoint=3), r"checkpoint: must be the path"),
+    "columns in a list": (lambda t: eq.data.observations(t.frame, columns=["a"]), r"columns: must be a mapping"),
+    "frames that raise": (lambda t: eq.data.scan(lambda: 1 / 0, "y ~ a"), r"source: .*ZeroDivisionError"),
+    "a function that raises": (lambda t: t.cal.evaluate(lambda p, o: o["q"], {"y": np.ones(3)}), r"function: .*'q'"),
     "years of burn-in": (lambda t: eq.sample(t.model, t.data, t.tuning, burn_in=10**15), r"burn_in: .* hours of sampling"),
 }  # fmt: skip
+
+
+@cache
+def formula_run() -> eq.Calibration:
+    """A run by a formula."""
+    return eq.calibrate(eq.glm("gaussian"), things().frame, formula="y ~ a", ess=20, chains=1, progress=False)
 
 
 def gaussian(t: SimpleNamespace, **options: Any) -> object:

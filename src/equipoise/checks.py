@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import wraps
 from numbers import Real
@@ -13,7 +14,7 @@ from typing import ParamSpec, TypeGuard, TypeVar
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.errors import InvalidInput
+from equipoise.errors import EquipoiseError, InvalidInput
 
 __all__ = [
     "checked_fields",
@@ -28,7 +29,9 @@ __all__ = [
     "part_size",
     "positive",
     "probability",
+    "require_semidefinite",
     "shown",
+    "users_code",
     "whole",
 ]
 
@@ -127,6 +130,30 @@ def finite_array(name: str, value: object, remedy: str = "pass finite numbers") 
     if not array.size or not np.isfinite(array).all():
         raise InvalidInput(name, "finite", "NaN or infinity" if array.size else "no numbers", remedy)
     return array
+
+
+def require_semidefinite(name: str, array: Array) -> None:
+    """Refuse what is neither a scalar, a diagonal nor a symmetric matrix, and what is negative along some direction."""
+    matrix = array.ndim == 2
+    if array.ndim > 2 or (matrix and array.shape[0] != array.shape[1]):
+        raise InvalidInput(name, "a scalar, a vector or a square matrix", f"shape {array.shape}", "use zero for none")
+    if matrix and np.abs(array - array.T).max() > 1e-8 * np.abs(array).max():
+        raise InvalidInput(name, "a symmetric matrix", f"an unsymmetric {array.shape}", "pass (P + P.T) / 2")
+    lowest = np.linalg.eigvalsh(array)[0] if matrix else array.min()
+    if lowest < -1e-10 * max(1.0, float(np.abs(array).max())):
+        raise InvalidInput(name, "positive semi-definite", f"smallest value {lowest:g}", "use zero for none")
+
+
+@contextmanager
+def users_code(name: str, requirement: str, remedy: str) -> Iterator[None]:
+    """Say in one line what code of the user's raises; what the library says itself passes."""
+    try:
+        yield
+    except EquipoiseError:
+        raise
+    except Exception as error:  # whatever it raises
+        first = str(error).partition("\n")[0].rstrip(".")
+        raise InvalidInput(name, requirement, f"{type(error).__name__}: {first[:200]}", remedy) from error
 
 
 def shown(value: object) -> str:

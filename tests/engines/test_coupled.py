@@ -6,21 +6,22 @@ import numpy as np
 
 from equipoise.engines.numba.linear import advance_coupled
 from equipoise.families.family import ScalarLoss
-from tests.engines.test_linear import build, exploded, run, slope, start_of
+from tests.engines.test_linear import build, exploded, held, run, slope, start_of, tabled
 
 
 def coupled(program, steps, curvature, thin=1):
-    state, out = start_of(program), np.zeros((steps, 2, program.rows.shape[1]))
+    state, out = start_of(program), np.zeros((steps, 2, program.table.dim))
     proxy = np.array([state.position, state.velocity])
-    weights = program.weights if program.weights.size else np.ones(len(program.y))
-    score = weights * slope(program.loss, program.base, program.y)
+    _, base, y, weights = held(program)
+    score = weights * slope(program.loss, base, y)
     count = advance_coupled(program, state, proxy, score, weights * curvature, steps, thin, out)
     return count, state, proxy, out
 
 
 def test_the_proxy_of_a_curved_loss_is_its_taylor_chain_and_leaves_the_chain_alone():
     program = build("poisson", noise_scale=0.1, guard_radius2=0.5, prior=True)
-    curvature = np.exp(program.base)
+    rows, base, y, _ = held(program)
+    curvature = np.exp(base)
     count, state, proxy, out = coupled(program, 300, curvature)
     alone, end = run(program, 300)
     np.testing.assert_array_equal(out[:, 0], alone)
@@ -29,8 +30,8 @@ def test_the_proxy_of_a_curved_loss_is_its_taylor_chain_and_leaves_the_chain_alo
     assert end.hits > 0
     # The Taylor loss is a weighted squared loss around −ℓ'/ℓ'': the engine can run that as a chain.
     squared = ScalarLoss("squared", *4 * (lambda eta, y, p: eta - y,))
-    centre = (program.y - curvature) / curvature
-    taylor = replace(program, loss=squared, base=np.zeros(60), y=centre, weights=curvature, guard_radius2=np.inf)
+    table = tabled(rows, np.zeros(60), (y - curvature) / curvature, curvature)
+    taylor = replace(program, loss=squared, table=table, guard_radius2=np.inf)
     np.testing.assert_allclose(out[:, 1], run(taylor, 300)[0], rtol=0.0, atol=1e-12)
     np.testing.assert_array_equal(proxy[0], out[-1, 1])
     assert 1e-3 < np.abs(out[:, 0] - out[:, 1]).max() < 2.0
@@ -38,13 +39,14 @@ def test_the_proxy_of_a_curved_loss_is_its_taylor_chain_and_leaves_the_chain_alo
 
 def test_a_coupled_run_is_split_without_a_trace():
     program = build("poisson", noise_scale=0.05, momentum=0.5)
-    curvature = np.exp(program.base)
+    _, base, y, _ = held(program)
+    curvature = np.exp(base)
     _, end, final, whole = coupled(program, 50, curvature)
     state = start_of(program)
     proxy = np.array([state.position, state.velocity])
     out = np.zeros((50, 2, 3))
     for first, last in [(0, 7), (7, 50)]:
-        advance_coupled(program, state, proxy, curvature - program.y, curvature, last - first, 1, out[first:last])
+        advance_coupled(program, state, proxy, curvature - y, curvature, last - first, 1, out[first:last])
     np.testing.assert_array_equal(out, whole)
     np.testing.assert_array_equal(proxy, final)
     np.testing.assert_array_equal(state.rng, end.rng)

@@ -209,7 +209,7 @@ def test_gradients_by_leverage_are_unbiased(case, which, gradient):
     for row in range(n):
         alone = Lottery(np.full(n, row, np.uint64), lottery.weights)
         if which == "numba":
-            forced = replace(engine, program=replace(engine.program, rows=engine.program.table, lottery=alone))
+            forced = replace(engine, program=replace(engine.program, lottery=alone))
         else:
             forced = replace(engine, lottery=alone)
         total += path_of(forced, start, (1,))[0][0] / lottery.weights[row] / n

@@ -41,7 +41,8 @@ def test_predictors_are_the_same_in_both_coordinates(parts):
     engine = engine_of(problem, tuning)
     phi = np.array([0.3, -0.2, 0.5])
     np.testing.assert_allclose(engine.root @ engine.root.T, tuning.step, rtol=1e-12)
-    found = engine.program.base + engine.program.rows @ phi
+    table = engine.program.table
+    found = table.sides[:, 0] + table.cells[:, :3] @ phi
     np.testing.assert_allclose(found, predictor(problem.source, engine.parameters(phi)), rtol=1e-12)
 
 
@@ -186,7 +187,7 @@ def test_a_row_is_whitened_alike_in_any_company():
         for table in tables[1:]:
             np.testing.assert_array_equal(table.cells, tables[0].cells[order])
             np.testing.assert_array_equal(table.sides, tables[0].sides[order])
-        np.testing.assert_allclose(tables[0].rows, x @ root, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(tables[0].cells[:, :dim], x @ root, rtol=0, atol=1e-12)
 
 
 def test_moments_have_the_slope_of_their_own_rows_and_of_no_others():

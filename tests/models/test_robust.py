@@ -7,7 +7,7 @@ import pytest
 from scipy import optimize, special, stats
 
 import equipoise as eq
-from equipoise.engines.numba.linear import _compile_helper
+from equipoise.engines.numba.compiling import compile_helper
 from equipoise.families.family import FAMILIES
 from equipoise.families.robust import Huber, Pinball, StudentT
 from equipoise.models.linear import LinearProblem
@@ -66,7 +66,7 @@ def test_compiled_equals_numpy(divergence) -> None:
     eta, y = grid()
     loss = divergence.loss(GAUSSIAN, SCALE)
     for function in orders(loss):
-        fast = _compile_helper(function)
+        fast = compile_helper(function)
         found = [fast(a, b, loss.constants) for a, b in zip(eta, y, strict=True)]
         plain = function(eta, y, loss.constants)
         np.testing.assert_allclose(found, plain, rtol=1e-12, atol=1e-15 * np.abs(plain).max())

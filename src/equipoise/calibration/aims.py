@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from scipy.linalg import eigh
 
 from equipoise.calibration.options import Aim, Moves, Reading
-from equipoise.checks import nearest, shown
-from equipoise.data.wording import brief, listed
-from equipoise.errors import EquipoiseError, InfeasibleTarget, InvalidInput
+from equipoise.checks import nearest, shown, users_code
+from equipoise.data.wording import listed
+from equipoise.errors import InfeasibleTarget, InvalidInput
 from equipoise.models.clustered import ClusterSums
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Problem
@@ -100,21 +100,12 @@ def aimed(
         _require_enough(made, found, at)
         return replace(made, matrix=target_matrix(made.matrix, found))
     if callable(target):
-        return Covariance(target_matrix(_called(target, problem, found), found), "given function")
+        with users_code(
+            "target", "a function of the problem and its moments", "write def target(problem, moments): ..."
+        ):
+            matrix = target(problem, found)
+        return Covariance(target_matrix(matrix, found), "given function")
     return Covariance(target_matrix(target, found), "given matrix")
-
-
-def _called(target: Callable[[Problem, Moments], ArrayLike], problem: Problem, found: Moments) -> ArrayLike:
-    """What the user's function makes."""
-    try:
-        return target(problem, found)
-    except EquipoiseError:
-        raise
-    except Exception as error:  # whatever the user's code raises
-        reason = f"{type(error).__name__}: {brief(error, 200)}"
-        raise InvalidInput(
-            "target", "a function of the problem and its moments", reason, "write def target(problem, moments): ..."
-        ) from error
 
 
 def _require_enough(made: Covariance, found: Moments, at: Moments) -> None:

@@ -89,8 +89,7 @@ def split_rhat(draws: Array) -> Array:
 def _autocovariances(centred: Array) -> Array:
     """Sums of products at every lag, averaged over chains."""
     n = centred.shape[1]
-    size = next_fast_len(
-        2 * n, real=True
-    )  # the transform of a length with a large prime factor takes five times as long
+    # the transform of a length with a large prime factor takes five times as long
+    size = next_fast_len(2 * n, real=True)
     power = np.abs(np.fft.rfft(centred, n=size, axis=1)) ** 2
     return np.fft.irfft(power.mean(axis=0), n=size)[:n]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -72,6 +72,8 @@ def compare(
     one_of("function", function, ("difference", "ratio"))
     flag("average", average)
     tail, model = 0.5 * (1.0 - probability("level", level)), self.require_glm()
+    if not isinstance(offset, (tuple, list)) or len(offset) != 2:
+        raise InvalidInput("offset", "a pair, one for each table", shown(offset), "pass (offset_a, offset_b)")
     (a, index), (b, _) = (
         new_rows(x, self.names, self.design, o) for x, o in zip((frame_a, frame_b), offset, strict=True)
     )
@@ -171,10 +173,12 @@ def effects(
         held against, the first. Errors are by the delta method.
     """
     model = self.require_glm()
-    if self.design is not None:
-        made = list(_by_formula(self, model, data, variables))
-    else:
-        made = list(_by_column(self, model, data, variables))
+    found = _by_column if self.design is None else _by_formula
+    made = list(found(self, model, data, variables))
+    if not made:
+        raise InvalidInput(
+            "variables", "columns of which at least one varies", "none", "leave it out, or give more rows"
+        )
     terms, words, values, gradients = zip(*made, strict=True)
     table = table_of(terms, np.array(values), np.array(gradients), covariance_of(self, kind, **options), level)
     table.insert(1, "contrast", list(words))
@@ -189,7 +193,8 @@ class _Effect(NamedTuple):
 
 
 def _chosen(variables: Sequence[str] | None, known: Sequence[str]) -> list[str]:
-    wanted = list(known) if variables is None else [variables] if isinstance(variables, str) else list(variables)
+    given: Any = known if variables is None else variables
+    wanted: list[str] = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     for name in wanted:
         if name not in known:
             raise InvalidInput(
@@ -248,12 +253,13 @@ def _by_formula(cal: Calibration, model: GLM, data: object, variables: Sequence[
         )
     frame, design = as_table(data), cal.design
     assert design is not None
-    if frame is None:
-        raise InvalidInput("data", "a table", shown(type(data).__name__), "pass a DataFrame")
+    if frame is None or not len(frame):
+        raise InvalidInput("data", "a table with rows", shown(type(data).__name__), "pass a DataFrame")
 
     def at(**columns: pd.Series | Array) -> Rows:
         return new_rows(frame.assign(**columns), cal.names, design, None)[0]
 
+    at()  # names what is wrong with the table as it is
     for name in _chosen(variables, list(design.columns)):
         column = design.columns[name]
         if column.levels is not None and column.kind != "number":

@@ -14,7 +14,7 @@ import numpy as np
 from equipoise.calibration.answers import TableOptions
 from equipoise.checks import checked_options
 from equipoise.errors import InvalidInput
-from equipoise.files import file_place, write_atomic
+from equipoise.files import write_atomic
 
 if TYPE_CHECKING:
     from equipoise.calibration.calibration import Calibration
@@ -77,15 +77,8 @@ def to_csv(
 
     Parameters
     ----------
-    path
-        Where to write it as well; folders are made.
-    level, **options
-        As for `tidy`.
-
-    Returns
-    -------
-    str
-        The CSV text.
+    path, level, **options
+        As for `to_json`.
     """
     text: str = self.tidy(level, **options).to_csv(index=False, lineterminator="\n")
     _written(path, text)
@@ -94,8 +87,7 @@ def to_csv(
 
 def _written(path: str | Path | None, text: str) -> None:
     if path is not None:
-        file_place(path)
-        write_atomic(Path(path), text.encode())
+        write_atomic(path, text.encode())
 
 
 def _statistics(cal: Calibration) -> dict[str, object] | None:

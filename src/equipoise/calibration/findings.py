@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Index
 from equipoise.errors import InvalidInput
 from equipoise.models.robust import KINDS
 from equipoise.theory.targets import posterior, sandwich
@@ -24,7 +23,6 @@ __all__ = [
     "Coefficients",
     "ErrorsCompared",
     "Headline",
-    "Index",
     "Intervals",
     "Spent",
     "StepFound",
@@ -39,7 +37,6 @@ __all__ = [
     "step_found",
 ]
 
-Index = NDArray[np.intp]
 _TELLING = 0.1  # relative difference of standard errors that says something about the model
 # what exp(coefficient) is, by family with its link
 _RATIOS = {"bernoulli": "odds ratio", "bernoulli-cloglog": "hazard ratio", "poisson": "rate ratio"}

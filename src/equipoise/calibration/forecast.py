@@ -15,7 +15,7 @@ from equipoise.calibration.ends import critical, ends_words, method_of, quantile
 from equipoise.calibration.findings import intervals as intervals_of
 from equipoise.calibration.prediction import new_rows, observation_quantiles, quantiles
 from equipoise.calibration.streaming import is_stored, streamed, written
-from equipoise.checks import checked_options, one_of, probability
+from equipoise.checks import checked_options, flag, one_of, probability
 from equipoise.data.arrays import Rows
 from equipoise.models.glm import GLM
 
@@ -45,7 +45,7 @@ def intervals(self: Calibration, level: float = 0.95, recentred: bool = False) -
     """
     import pandas as pd  # slow to import: only those who ask for a table pay for it
 
-    found = intervals_of(self, probability("level", level), recentred)
+    found = intervals_of(self, probability("level", level), flag("recentred", recentred))
     tail, draws = 0.5 * (1.0 - level), self.draws
     errors = {
         name: [quantile_error(draws[:, :, j], at) for j in range(draws.shape[2])]

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Index
 from equipoise.calibration.findings import Coefficients, ratio_name
 
 if TYPE_CHECKING:
@@ -73,8 +72,8 @@ class Forest:
         The scale to begin with: the first on which intervals are more than dots.
     """
 
-    at: NDArray[np.intp]
-    aside: NDArray[np.intp]
+    at: Index
+    aside: Index
     axes: tuple[Axis, ...]
     first: str
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Mask
 from equipoise.calibration.comparison import Comparison, distance, worst_direction
 from equipoise.calibration.thresholds import (
     ALARM,
@@ -81,7 +80,7 @@ def flags(c: Comparison) -> tuple[tuple[str, ...], ...]:
     shift = c.surprise if posterior else c.shift
     spread = np.abs(c.sd_ratio - 1.0)
     excused = LAPLACE if posterior else COVARIANCE
-    found: dict[str, NDArray[np.bool_]] = {
+    found: dict[str, Mask] = {
         "bias": (np.abs(shift) > BIAS) & (np.abs(shift) > limit * c.cautious_shift_error),
         # a standard deviation is off by half of what its variance is
         "spread": spread > 0.5 * excused + limit * c.cautious_spread_error,
@@ -249,10 +248,8 @@ def _predicted_bias(c: Comparison, size: float) -> tuple[Status, str]:
     told = f"the mean is shifted by {size:.2f} standard deviations in its worst direction ({where}), as predicted"
     if c.expected.posterior:
         return "ok", f"{told}: that is the posterior's own mean"
-    return (
-        "look",
-        f"{told}, because the loss is not quadratic; intervals(recentred=True) shifts the draws' intervals back",
-    )
+    back = "intervals(recentred=True) shifts the draws' intervals back"
+    return "look", f"{told}, because the loss is not quadratic; {back}"
 
 
 def _joint_mean(c: Comparison) -> Check:
@@ -261,9 +258,9 @@ def _joint_mean(c: Comparison) -> Check:
     if found.chance < ALARM and found.real > BIAS:
         status: Status = "look"
         words = (
-            f"some combination of parameters ({where}) has its mean {found.real:.2f} standard deviations from where it "
+            f"some combination of parameters ({where}) has its mean {found.real:.2f} standard deviations from where it was "
+            "predicted"
         )
-        words += "was predicted"
     elif found.noise > POWER:
         moves = "moves the mean of some combination of parameters by"
         status, words = "unknown", _too_few(c, found.noise, moves, POWER, "standard deviations")
@@ -296,10 +293,8 @@ def _shape(c: Comparison) -> Check:
     odd = bool(_beyond(values, errors, limit).any())
     status: Status
     if beyond.any() and c.expected.posterior and _steady(c):
-        status, words = (
-            "ok",
-            f"{words} ({told:+.2f} to leading order): the posterior's own shape, which half the step keeps",
-        )
+        status = "ok"
+        words += f" ({told:+.2f} to leading order): the posterior's own shape, which half the step keeps"
     elif beyond.any() and c.expected.posterior:
         status, words = "unknown", f"{words} beyond Monte Carlo error: {_OWN}, whose shape is not predicted"
     elif beyond.any():
@@ -315,10 +310,8 @@ def _shape(c: Comparison) -> Check:
     elif odd and c.expected.posterior:
         status, words = "ok", f"{words} where {told:+.2f} was predicted: shape that N(estimate, target) lacks"
     elif odd:
-        status, words = (
-            "ok",
-            f"{words} where {told:+.2f} was predicted: the shape is the chain's own; read estimate ± z·se",
-        )
+        status = "ok"
+        words += f" where {told:+.2f} was predicted: the shape is the chain's own; read estimate ± z·se"
     else:
         small = bool((np.abs(values) > limit * errors).any())
         alike = "what normal draws would show" if abs(told) < error else f"as predicted ({told:+.2f})"
@@ -353,7 +346,7 @@ def _steady(c: Comparison) -> bool:
     return c.halving is not None and _half_step(c).status == "ok"
 
 
-def _beyond(values: Array, errors: Array, limit: float) -> NDArray[np.bool_]:
+def _beyond(values: Array, errors: Array, limit: float) -> Mask:
     return (np.abs(values) > limit * errors) & (np.abs(values) > SHAPE)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from equipoise.checks import flag, is_number, nearest, one_of, shown, whole
 from equipoise.errors import InvalidInput
+from equipoise.files import file_place
 from equipoise.theory.dynamics import BATCHES, GRADIENTS, Dynamics
 from equipoise.theory.proxy import PROXIES
 from equipoise.theory.tuning import STRUCTURES
@@ -192,6 +193,8 @@ class Running:
 
     def __post_init__(self) -> None:
         flag("progress", self.progress)
+        if self.checkpoint is not None:
+            file_place(self.checkpoint, "checkpoint")
         one_of("storage", self.storage, ("float64", "float32"))
 
 
@@ -273,10 +276,10 @@ def options_of(group: type[Group], options: Mapping[str, object], known: type, *
     InvalidInput
         For an option that does not exist; the nearest one is named.
     """
-    names = tuple(known.__annotations__) + tuple(getattr(known, "__optional_keys__", ()))
+    names = known.__annotations__
     for name in options:
         if name not in names:
-            listed = ", ".join(sorted(set(names)))
+            listed = ", ".join(sorted(names))
             raise InvalidInput(name, "an option", "no such option", nearest(name, names) or f"choose from {listed}")
     own = {f.name for f in fields(cast(type[Moves], group))}
     return group(**{k: v for k, v in options.items() if k in own}, **given)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from os import cpu_count
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +13,7 @@ from equipoise.checks import nearest, shown
 from equipoise.data.arrays import Rows, rows
 from equipoise.errors import InvalidInput
 from equipoise.families.response import Law, law_of
-from equipoise.linalg import fixed_order
+from equipoise.linalg import cores, fixed_order
 from equipoise.models.glm import GLM
 from equipoise.models.problem import Model
 
@@ -113,7 +112,7 @@ def _by_blocks(one: Callable[[Rows], Array], new: Rows, draws: int) -> Array:
     """What is made of each block of rows and all draws, on all cores."""
     size = max(1, _BLOCK // draws)
     parts = [new.take(slice(start, start + size)) for start in range(0, new.n, size)]
-    with fixed_order(), ThreadPoolExecutor(cpu_count() or 1) as pool:
+    with fixed_order(), ThreadPoolExecutor(cores()) as pool:
         return np.concatenate(list(pool.map(one, parts)), axis=1)
 
 

@@ -98,11 +98,12 @@ def optimal_weight_decay(
     instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
     base = problem.at_constant(fit(problem.with_precision(0.0)).constant)
     test = bind(base.model, test_data)
+    low, high = positive("low", low), None if high is None else positive("high", high)
     if high is None:
         plain = base.with_precision(0.0)
         found = moments(plain, fit(plain))
         high = found.n * float(np.linalg.eigvalsh(found.hessian)[-1])
-    if not 0.0 < low < high:
+    if low >= high:
         raise InvalidInput("low, high", "positive and ascending", f"{low}, {high}", "for example low=0.001, high=1000")
 
     def loss(gamma: float) -> float:

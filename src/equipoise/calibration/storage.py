@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Words
 from equipoise.calibration.archive import read_archive, write_archive
 from equipoise.calibration.calibration import Calibration
 from equipoise.calibration.candidates import Candidate
@@ -237,10 +237,10 @@ def _states(words: list[dict[str, int]], stored: Arrays) -> tuple[ChainState, ..
         ChainState(
             _floats(stored, f"state.{k}.position"),
             _floats(stored, f"state.{k}.velocity"),
-            cast(NDArray[np.uint64], stored[f"state.{k}.rng"]),
+            cast(Words, stored[f"state.{k}.rng"]),
             counts["step"],
             counts["hits"],
-            cast(NDArray[np.uint64], stored[f"state.{k}.shuffle"]),
+            cast(Words, stored[f"state.{k}.shuffle"]),
         )
         for k, counts in enumerate(words)
     )

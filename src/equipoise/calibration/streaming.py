@@ -42,9 +42,7 @@ def streamed(
     to: str | Path | None = None,
 ) -> Iterator[pd.DataFrame]:
     """What `make` makes of the rows of files, a block at a time, in their order; none of them may be where it goes `to`."""
-    columns = list(names)
-    if design is not None:
-        columns = list(dict.fromkeys([*design.columns, *([] if design.offset is None else [design.offset])]))
+    columns = list(names) if design is None else design.needed
     if isinstance(given, Scan):
         parts = [placed.part for placed in given.parts]
     else:

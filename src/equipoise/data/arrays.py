@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.arrays import Array, Index
-from equipoise.cards import Card
 from equipoise.checks import checked_options, shown
+from equipoise.data.held import Held
 from equipoise.data.marks import Marks, marked
 from equipoise.data.numeric import matrix, require_finite, require_rows, require_weights, vector
-from equipoise.data.source import chosen_rows, digest_of, drawn_rows, drawn_shares, ordered_reduce
+from equipoise.data.source import digest_of, ordered_reduce
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, blocks
 
@@ -24,7 +24,7 @@ __all__ = ["Rows", "rows", "shares"]
 
 
 @dataclass(frozen=True, repr=False)
-class Rows(Card):
+class Rows(Held):
     """N observations of a linear-predictor model, each a row, or several alike in one row that counts them.
 
     Attributes
@@ -57,11 +57,6 @@ class Rows(Card):
     frequency: Array | None = None
     marks: Marks | None = None
     trials: Array | None = None
-
-    @property
-    def n(self) -> int:
-        """Number of observations N: of rows, each as often as its frequency says."""
-        return self.height if self.frequency is None else int(self.frequency.sum())
 
     @property
     def height(self) -> int:
@@ -101,11 +96,6 @@ class Rows(Card):
         alone = self.frequency is None and bool(np.all(times[kept] == 1.0))
         return replace(self.take(kept), frequency=None if alone else times[kept])
 
-    @property
-    def counts(self) -> Array:
-        """The frequency of every row, ones where there is none."""
-        return np.ones(self.height) if self.frequency is None else self.frequency
-
     @staticmethod
     def joined(parts: Sequence[Rows]) -> Rows:
         """Blocks of one source, one after the other."""
@@ -131,15 +121,6 @@ class Rows(Card):
         """Whether the response is a share of trials."""
         return self.trials is not None
 
-    @property
-    def in_memory(self) -> bool:
-        """They are."""
-        return True
-
-    def whole(self) -> Rows:
-        """They are in memory."""
-        return self
-
     def blocks(self, width: int | None = None) -> Iterator[Rows]:
         """Views of the rows that stay in cache while a pass uses them."""
         for block in blocks(self.height, max(self.dim, width or 0)):
@@ -148,34 +129,6 @@ class Rows(Card):
     def reduce(self, f: Callable[[Rows], Sums], width: int | None = None) -> Sums:
         """Σ f(block) on all cores, in a fixed order."""
         return ordered_reduce(list(self.blocks(width)), f)
-
-    def sample(self, count: int, seed: int | None) -> Rows:
-        """`count` observations drawn without replacement, in their original order, a row for each."""
-        return self.observed(chosen_rows(self.n, count, seed or 0))
-
-    def pool(self, count: int, seed: int, weight: Callable[[Rows], Array] | None = None) -> Rows:
-        """`count` observations drawn with replacement, in the order in which they are drawn, a row for each."""
-        if weight is None:
-            return self.observed(drawn_rows(self.n, count, seed))
-        total = np.cumsum(np.concatenate([weight(part) * part.counts for part in self.blocks()]))
-        drawn = np.searchsorted(total, drawn_shares(count, seed) * total[-1], side="right")
-        return replace(self, frequency=None).take(np.minimum(drawn, self.height - 1))
-
-    def observed(self, numbers: Index) -> Rows:
-        """The observations of these numbers, a row for each."""
-        if self.frequency is None:
-            return self.take(numbers)
-        return replace(self, frequency=None).take(np.searchsorted(np.cumsum(self.frequency), numbers, side="right"))
-
-    def marked(self, clusters: object = None, time: object = None) -> Rows:
-        """The rows with clusters and times beside them, by name where they are kept or as arrays."""
-        return replace(self, marks=marked(self.height, self.marks, clusters, time))
-
-    def by_time(self) -> Rows:
-        """The rows in the order of their times; rows of the same time as they are."""
-        if self.marks is None or self.marks.time is None or bool(np.all(np.diff(self.marks.time) >= 0.0)):
-            return self
-        return self.take(np.argsort(self.marks.time, kind="stable"))
 
     def fingerprint(self) -> str:
         """A digest of every number."""

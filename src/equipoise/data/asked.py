@@ -13,6 +13,7 @@ from equipoise.data.calls import CallReader, Uses
 from equipoise.data.columns import plain_values
 from equipoise.data.formula import Reading, functions_in_sight, parsed
 from equipoise.data.grammar import UserFunction, steadily
+from equipoise.data.marks import mark_columns
 from equipoise.data.summaries import LEARNERS
 from equipoise.data.taking import Taking, taking_part
 
@@ -75,7 +76,7 @@ class Asked:
     @property
     def marks(self) -> list[str]:
         """The columns that no loss looks at, each once."""
-        return list(dict.fromkeys([*self.clusters, *([] if self.clock is None else [self.clock])]))
+        return mark_columns(self)
 
     def taking(self, frame: pd.DataFrame, complete: bool = False) -> Taking:
         """The rows of a table that take part: all, of a complete one without weights."""

@@ -248,9 +248,8 @@ def partitions(source: Any, columns: Sequence[str]) -> tuple[PartitionPart, ...]
     present = [name for name in columns if name in source.columns]
     try:
         every = source[present].to_delayed(optimize_graph=True)
-    except (
-        Exception
-    ):  # Dask cannot take columns of every frame: of one after .categorize() it stumbles over its own index
+    except Exception:
+        # Dask cannot take columns of every frame: of one after .categorize() it stumbles over its own index
         every = source.to_delayed(optimize_graph=True)
     parts = []
     for k, delayed in enumerate(every):

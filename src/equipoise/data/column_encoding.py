@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from equipoise.data.asked import Asked
 from equipoise.data.columns import simplified
-from equipoise.data.encoding import as_in_memory, lighter, mark_columns, marks_of
+from equipoise.data.encoding import as_in_memory, lighter, marks_of
 from equipoise.data.fields import Columns
 from equipoise.data.learning import Lessons
+from equipoise.data.marks import mark_columns
 from equipoise.data.numeric import require_moderate
 from equipoise.data.wording import placed_in
 from equipoise.errors import InvalidInput

@@ -86,6 +86,11 @@ class Design(Card):
     response_levels: tuple[Level, Level] | None = None
     context: Mapping[str, UserFunction] = field(default_factory=dict)
 
+    @property
+    def needed(self) -> list[str]:
+        """The columns of a new table that are looked at, each once."""
+        return list(dict.fromkeys([*self.columns, *([] if self.offset is None else [self.offset])]))
+
     def encode(self, frame: pd.DataFrame, offset: object = None) -> tuple[pd.DataFrame, pd.Series | None]:
         """Design matrix and offset (or None) of a new table.
 
@@ -105,7 +110,7 @@ class Design(Card):
         if set(reading.predictors) != set(self.columns):
             raise damaged("columns", "those of its formula", sorted(self.columns))
         given = as_frame(frame)
-        chosen = picked(given, [*dict.fromkeys([*self.columns, *([] if self.offset is None else [self.offset])])])
+        chosen = picked(given, self.needed)
         require_complete(chosen)
         matrix = self.matrix(sides, chosen)
         require_finite(matrix)

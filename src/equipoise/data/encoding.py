@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,19 +19,19 @@ from equipoise.data.evaluation import as_numbers, evaluated, specified
 from equipoise.data.formula import require_room
 from equipoise.data.frames import require_finite, stacked
 from equipoise.data.learning import Lessons
-from equipoise.data.marks import Marks, labels_of, times_of
+from equipoise.data.marks import Marking, Marks, labels_of, mark_columns, times_of
 from equipoise.data.numeric import require_moderate
 from equipoise.data.recipes import Inputs, Recipe, recipe_for
 from equipoise.data.stored import Learnt, thawed
 from equipoise.data.table import require_single, typed
 from equipoise.data.wording import placed_in
 from equipoise.errors import InvalidInput
-from equipoise.linalg import blocks
+from equipoise.linalg import Room, blocks
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["LazyRows", "RowEncoder", "as_in_memory", "lighter", "mark_columns", "marks_of", "row_encoder"]
+__all__ = ["LazyRows", "RowEncoder", "as_in_memory", "lighter", "marks_of", "row_encoder"]
 
 # Rows on which a quick way to the design matrix must give what the formula gives.
 _TRIED = 1000
@@ -40,21 +39,7 @@ _TRIED = 1000
 _MANY = 1_000_000
 
 
-class _Room(threading.local):
-    """Memory for the matrix of one block in each thread: fresh memory would cost as much as to fill it."""
-
-    def __init__(self) -> None:
-        self.buffer = np.empty(0)
-
-    def shaped(self, height: int, width: int, apart: bool) -> Array:
-        """A matrix, whose columns lie one after the other if they are to lie apart."""
-        if self.buffer.size < height * width:
-            self.buffer = np.empty(height * width)
-        held = self.buffer[: height * width]
-        return held.reshape(width, height).T if apart else held.reshape(height, width)
-
-
-_ROOM = _Room()
+_ROOM = Room()
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +92,7 @@ class LazyRows(Card):
     def passing(self, width: int | None = None) -> Iterator[Rows]:
         """The rows in blocks, each gone when the next is asked for."""
         dim = self.recipe.width
-        return (self._made(cut, _ROOM.shaped(cut.stop - cut.start, dim, self.apart)) for cut in self._cuts(width))
+        return (self._made(cut, _ROOM.shaped((cut.stop - cut.start, dim), self.apart)) for cut in self._cuts(width))
 
     def _cuts(self, width: int | None) -> Iterator[slice]:
         return blocks(self.height, max(self.recipe.width, width or 0))
@@ -256,26 +241,7 @@ class RowEncoder:
         return np.ascontiguousarray(made.to_numpy()[:, 0])
 
 
-class _Marking(Protocol):
-    """What says which columns go beside the rows."""
-
-    @property
-    def clusters(self) -> tuple[str, ...]:
-        """What rows belong together by."""
-        ...
-
-    @property
-    def clock(self) -> str | None:
-        """When they were observed."""
-        ...
-
-
-def mark_columns(encoder: _Marking) -> list[str]:
-    """The columns, each once."""
-    return list(dict.fromkeys([*encoder.clusters, *([] if encoder.clock is None else [encoder.clock])]))
-
-
-def marks_of(encoder: _Marking, frame: pd.DataFrame, kept: pd.Index[Any]) -> Marks | None:
+def marks_of(encoder: Marking, frame: pd.DataFrame, kept: pd.Index[Any]) -> Marks | None:
     """What goes beside some rows of a table; labels depend on their values alone, and are the same in every block."""
     if not mark_columns(encoder):
         return None

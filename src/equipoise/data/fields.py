@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
-from equipoise.cards import Card
-from equipoise.data.marks import Marks, marked
-from equipoise.data.source import chosen_rows, digest_of, drawn_rows, drawn_shares, ordered_reduce
+from equipoise.data.held import Held
+from equipoise.data.marks import Marks
+from equipoise.data.source import digest_of, ordered_reduce
 from equipoise.linalg import Sums
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _COLUMN_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Columns(Card):
+class Columns(Held):
     """N observations of any kind: arrays with one leading axis, for losses that look at a row themselves.
 
     Attributes
@@ -48,34 +48,15 @@ class Columns(Card):
     frequency: Array | None = None
 
     @property
-    def n(self) -> int:
-        """Number of observations: of rows, each as often as its frequency says."""
-        return self.height if self.frequency is None else int(self.frequency.sum())
-
-    @property
     def height(self) -> int:
         """Number of rows that are stored."""
         return int(self.leaves[0].shape[0])
-
-    @property
-    def counts(self) -> Array:
-        """The frequency of every row, ones where there is none."""
-        return np.ones(self.height) if self.frequency is None else self.frequency
 
     def take(self, index: Index | slice) -> Columns:
         """The rows at `index`; for a slice, views of them."""
         marks = None if self.marks is None else self.marks.take(index)
         frequency = None if self.frequency is None else self.frequency[index]
         return replace(self, leaves=tuple(leaf[index] for leaf in self.leaves), marks=marks, frequency=frequency)
-
-    @property
-    def in_memory(self) -> bool:
-        """They are."""
-        return True
-
-    def whole(self) -> Columns:
-        """They are in memory."""
-        return self
 
     def blocks(self, width: int | None = None) -> Iterator[Columns]:
         """Views of the rows, at most `width` numbers to be made of each."""
@@ -99,35 +80,6 @@ class Columns(Card):
             marks=Marks.joined(marks) if marks else None,
             frequency=np.concatenate([part.counts for part in parts]) if counted else None,
         )
-
-    def observed(self, numbers: Index | slice) -> Columns:
-        """The observations of these numbers, a row for each."""
-        if self.frequency is None:
-            return self.take(numbers)
-        index = np.arange(self.n)[numbers] if isinstance(numbers, slice) else numbers
-        return replace(self, frequency=None).take(np.searchsorted(np.cumsum(self.frequency), index, side="right"))
-
-    def sample(self, count: int, seed: int | None) -> Columns:
-        """`count` observations drawn without replacement, in their original order, a row for each."""
-        return self.observed(chosen_rows(self.n, count, seed or 0))
-
-    def pool(self, count: int, seed: int, weight: Callable[[Columns], Array] | None = None) -> Columns:
-        """`count` observations drawn with replacement, in the order in which they are drawn, a row for each."""
-        if weight is None:
-            return self.observed(drawn_rows(self.n, count, seed))
-        total = np.cumsum(np.concatenate([weight(part) * part.counts for part in self.blocks()]))
-        drawn = np.searchsorted(total, drawn_shares(count, seed) * total[-1], side="right")
-        return replace(self, frequency=None).take(np.minimum(drawn, self.height - 1))
-
-    def marked(self, clusters: object = None, time: object = None) -> Columns:
-        """The rows with clusters and times beside them."""
-        return replace(self, marks=marked(self.height, self.marks, clusters, time))
-
-    def by_time(self) -> Columns:
-        """The rows in the order of their times; rows of the same time as they are."""
-        if self.marks is None or self.marks.time is None:
-            return self
-        return self.take(np.argsort(self.marks.time, kind="stable"))
 
     def fingerprint(self) -> str:
         """A digest of every number."""

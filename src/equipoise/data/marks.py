@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard, cast
+from typing import Any, Protocol, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,10 +14,29 @@ from equipoise.cards import Card
 from equipoise.checks import nearest, shown
 from equipoise.errors import InvalidInput
 
-__all__ = ["Labels", "Marks", "labels_of", "marked", "named_columns", "times_of"]
+__all__ = ["Labels", "Marking", "Marks", "labels_of", "mark_columns", "marked", "named_columns", "times_of"]
 
 # whole numbers, the same for the same cluster in every block of a source
 Labels = NDArray[np.int64]
+
+
+class Marking(Protocol):
+    """What says which columns go beside the rows."""
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """What rows belong together by."""
+        ...
+
+    @property
+    def clock(self) -> str | None:
+        """When they were observed."""
+        ...
+
+
+def mark_columns(marking: Marking) -> list[str]:
+    """The columns, each once."""
+    return list(dict.fromkeys([*marking.clusters, *([] if marking.clock is None else [marking.clock])]))
 
 
 @dataclass(frozen=True, repr=False)

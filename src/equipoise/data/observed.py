@@ -95,6 +95,10 @@ def observations(
     if columns is None:
         used = {name for value in beside.values() for name in _names(value)}
         columns = {str(name): name for name in data.columns if name not in used}
+    if not isinstance(columns, Mapping):
+        raise InvalidInput(
+            "columns", "a mapping of names to columns", shown(columns), "pass {'x': ['a', 'b'], 'y': 'y'}"
+        )
     return Observations({name: _field(data, f"columns {name}", part) for name, part in columns.items()}, **given)
 
 
@@ -115,9 +119,10 @@ def _column(frame: pd.DataFrame, argument: str, value: Any) -> Any:
 
 
 def _field(frame: pd.DataFrame, argument: str, part: str | Sequence[str]) -> NDArray[Any]:
-    for name in [part] if isinstance(part, str) else part:
+    chosen: Any = list(part) if isinstance(part, (list, tuple)) else part
+    for name in chosen if isinstance(chosen, list) else [chosen]:
         _require(frame, argument, name)
-    return frame[part if isinstance(part, str) else list(part)].to_numpy()
+    return frame[chosen].to_numpy()
 
 
 def _require(frame: pd.DataFrame, argument: str, name: str) -> None:

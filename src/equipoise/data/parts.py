@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from equipoise.checks import shown
+from equipoise.checks import users_code
 from equipoise.data.arrow import as_pandas, regular, with_constants
 from equipoise.data.wording import brief, located
 from equipoise.errors import InvalidInput
@@ -369,15 +369,11 @@ class FramesPart:
         """Slices of the columns of each frame."""
         from equipoise.data.frames import as_frame, picked
 
-        made = self.make()
-        if not isinstance(made, Iterable):
-            raise InvalidInput(
-                "source", "a function that returns a fresh iterator of DataFrames", f"one that returns {shown(made)}",
-                "pass for example lambda: pd.read_csv(path, chunksize=100_000)",
-            )  # fmt: skip
-        for frame in made:
-            if hasattr(frame, "__len__") and len(frame) == 0:
-                continue
-            chosen = picked(as_frame(frame), columns)
-            for start in range(0, len(chosen), rows):
-                yield chosen.iloc[start : start + rows]
+        remedy = "pass for example lambda: pd.read_csv(path, chunksize=100_000)"
+        with users_code("source", "a function that returns a fresh iterator of DataFrames", remedy):
+            for frame in self.make():
+                if hasattr(frame, "__len__") and len(frame) == 0:
+                    continue
+                chosen = picked(as_frame(frame), columns)
+                for start in range(0, len(chosen), rows):
+                    yield chosen.iloc[start : start + rows]

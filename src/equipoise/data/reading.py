@@ -13,6 +13,7 @@ import numpy as np
 
 from equipoise.arrays import Array, Index
 from equipoise.data.encoding import LazyRows
+from equipoise.data.marks import Marking
 from equipoise.data.parts import Part, numbered
 from equipoise.data.wording import brief
 from equipoise.errors import InvalidInput
@@ -21,6 +22,7 @@ from equipoise.linalg import Sums, fixed_order, tree_sum
 if TYPE_CHECKING:
     import pandas as pd
 
+    from equipoise.data.asked import Asked
     from equipoise.data.design import Design
 
 __all__ = [
@@ -69,8 +71,13 @@ Block = TypeVar("Block", bound=Observations)
 Made = TypeVar("Made", bound=Observations, covariant=True)
 
 
-class Encoder(Protocol[Made]):
-    """Makes blocks of rows of tables as they are read."""
+class Encoder(Marking, Protocol[Made]):
+    """Makes blocks of rows of tables as they are read, with what goes beside them."""
+
+    @property
+    def asked(self) -> Asked:
+        """What is read, and which rows take part."""
+        ...
 
     @property
     def columns(self) -> list[str]:

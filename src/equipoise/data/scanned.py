@@ -120,7 +120,7 @@ class Scan(Card, Generic[Block]):
     @property
     def of_trials(self) -> bool:
         """Whether the response is a share of trials."""
-        return "trials" in cast(Any, self.encoder).asked.beside
+        return "trials" in self.encoder.asked.beside
 
     @property
     def in_memory(self) -> bool:
@@ -130,12 +130,10 @@ class Scan(Card, Generic[Block]):
     @property
     def marks(self) -> Marks | None:
         """Names of what its blocks carry beside their rows, and of no row the values."""
-        encoder: Any = self.encoder
-        if not encoder.clusters and encoder.clock is None:
+        clusters, clock = self.encoder.clusters, self.encoder.clock
+        if not clusters and clock is None:
             return None
-        return Marks(
-            encoder.clusters, np.zeros((0, len(encoder.clusters)), dtype=np.int64), None, encoder.clock or "time"
-        )
+        return Marks(clusters, np.zeros((0, len(clusters)), dtype=np.int64), None, clock or "time")
 
     @property
     def passes(self) -> float:

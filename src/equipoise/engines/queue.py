@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.arrays import Array, Index
+from equipoise.arrays import Array, Index, Words
 from equipoise.data.fetching import by_number
 from equipoise.data.metering import reading
 from equipoise.data.reading import Weighed
@@ -156,7 +155,7 @@ class Queue:
         together = min(wanted, max(most, reach(self._source) // rows))
         return [min(most, together - start) for start in range(0, together, most)]
 
-    def _told(self, states: Sequence[ChainState], lengths: list[int]) -> Iterator[NDArray[np.uint64]]:
+    def _told(self, states: Sequence[ChainState], lengths: list[int]) -> Iterator[Words]:
         """What the chains will draw in one turn after the other; where each begins and its generators are set aside."""
         tell = foreteller(QUEUEINGS[self._dynamics.rule].foretell, noise_of(self._noise).shake)
         chains, noise = list(map(deepcopy, states)), np.array(self._noise)
@@ -170,7 +169,7 @@ class Queue:
             self._ready.add(turn, (first, words))
             yield drawn.ravel()
 
-    def _brought(self, told: Iterable[NDArray[np.uint64]]) -> Iterator[tuple[Index, Any, Array]]:
+    def _brought(self, told: Iterable[Words]) -> Iterator[tuple[Index, Any, Array]]:
         """The rows as they are read: their places, they themselves, and 1/(N p_n) of each."""
         if self._weight is None:
             for places, rows in self._source.fetch(drawn.astype(np.int64) for drawn in told):

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 import equipoise as eq
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Index
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -158,5 +157,5 @@ def _standardise(a: Array) -> Array:
     return (a - a.mean(axis=0)) / a.std(axis=0)
 
 
-def _share(rng: np.random.Generator, rows: NDArray[np.intp], share: float) -> NDArray[np.intp]:
+def _share(rng: np.random.Generator, rows: Index, share: float) -> Index:
     return np.sort(rng.permutation(rows)[: round(share * len(rows))])

@@ -20,7 +20,7 @@ from equipoise.experiments.entry import Scale
 from equipoise.experiments.numbers import Claim, Number, Numbers, collect, short
 from equipoise.experiments.rules import RULES
 from equipoise.experiments.runner import Outcome
-from equipoise.report.html import document, head, table
+from equipoise.report.html import described, document, head, table, tiles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,15 +84,14 @@ def write_index(outcomes: list[Outcome], scale: Scale, out: Path) -> Path:
     read = [(o, *_read(o)) for o in outcomes]
     cells = [c for _, numbers, _ in read for c in numbers if c.paper is not None]
     counts = {word: sum(c.verdict == word for c in cells) for word in ("agrees", "better", "differs")}
-    tiles = [
+    shown = [
         (f"{len(cells)}", "numbers beside a number of the paper"),
         (f"{counts['agrees']}", "agree"),
         (f"{counts['better']}", "are better: a smaller error than printed"),
         (f"{counts['differs']}", "differ"),
         (f"{sum(c.at_floor for c in cells)}", "of them show the length of the chain, not the method"),
     ]
-    inner = "".join(f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in tiles)
-    parts = [_STYLE, f'<div class="tiles">{inner}</div>', _how_to_read()]
+    parts = [_STYLE, tiles(shown), _how_to_read()]
     parts += [_section(o, numbers, claims, out) for o, numbers, claims in read]
     parts.append(_settings(scale, outcomes))
     links = "".join(f'<a href="#{o.entry.name}">{o.entry.name}</a>' for o in outcomes)
@@ -229,13 +228,12 @@ def _pill(word: str) -> str:
 
 
 def _how_to_read() -> str:
-    rules = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in RULES.items())
     return (
         "<section><h2>How to read it</h2><p>The <b>floor</b> is what a perfect method scores with a chain of that length, "
         "predicted by the theory; the <b>bias</b> is what the method itself would score with an endless chain. A number "
         "<b>agrees</b> when its 95 % interval over the repetitions meets the paper's, each widened by 3 %; it is "
         "<b>better</b> when the error is smaller than printed. A cell at the floor shows the length of the chain, whatever "
-        f"the method.</p><details><summary>the methods</summary><dl>{rules}</dl></details></section>"
+        f"the method.</p><details><summary>the methods</summary>{described(RULES.items())}</details></section>"
     )
 
 
@@ -248,8 +246,7 @@ def _settings(scale: Scale, outcomes: list[Outcome]) -> str:
         "Machine": f"{platform.machine()}, {platform.system()}, Python {platform.python_version()}",
         "Versions": ", ".join(f"{k} {v}" for k, v in _versions().items()),
     }
-    inner = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in pairs.items())
-    return f'<section id="settings"><h2>How it was made</h2><dl>{inner}</dl></section>'
+    return f'<section id="settings"><h2>How it was made</h2>{described(pairs.items())}</section>'
 
 
 def _markdown(outcome: Outcome, numbers: Numbers, claims: list[Claim]) -> str:

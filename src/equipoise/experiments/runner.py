@@ -19,6 +19,7 @@ from pathlib import Path
 from equipoise.errors import EquipoiseError, InvalidInput
 from equipoise.experiments.designs import MissingData
 from equipoise.experiments.entry import Entry, Job, Result, Scale
+from equipoise.files import write_atomic
 
 __all__ = ["Outcome", "run"]
 
@@ -120,10 +121,7 @@ def _work(name: str, job: Job, scale: Scale, out: Path) -> Result:
     except Exception as error:  # one job's failure must not cost the others their work
         return {"failed": f"{type(error).__name__}: {error}"}
     found = {**found, "seconds": time.perf_counter() - began}
-    # a kill while writing leaves no half-written file under the final name
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_text(json.dumps(found), encoding="utf-8")
-    part.replace(path)
+    write_atomic(path, json.dumps(found).encode(), "out")
     return found
 
 

@@ -137,6 +137,7 @@ def _count_sums(eta: Array, b: float, a: float) -> tuple[Array, float]:
     t = mu[far] * np.exp(grid)
     share = t * (grid[:, 1:2] - grid[:, :1]) * 0.5 * erfc((middle - eta[far, None] - grid) / width)
     total[:, far] += _powers(t, mu[far] * np.expm1(grid), mu[far], b, a, share)
+    # beyond T the sum is at most f(T)^b / (1 − ρ^b), with ρ ≥ f(t+1)/f(t) for t ≥ T
     end = np.where(far[:, None], last, 411.0)
     ratio = mu / (1.0 + a * mu) * np.maximum(a, (1.0 + a * end) / (1.0 + end))
     beyond = _powers(end, end - mu, mu, b, a, -1.0 / np.expm1(b * np.log(ratio)))[0]

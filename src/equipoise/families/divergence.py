@@ -24,7 +24,7 @@ from scipy.special import gammaln
 from equipoise.arrays import Array
 from equipoise.checks import checked_fields, is_number
 from equipoise.errors import InvalidInput
-from equipoise.families.counts import LEFT_OUT, count_table, log_rising, tabulated_integral, turn2, turn3
+from equipoise.families.counts import count_table, log_rising, tabulated_integral, turn2, turn3
 from equipoise.families.family import Family, ScalarFunction, ScalarLoss, V, exp
 
 __all__ = ["Beta"]
@@ -91,14 +91,6 @@ class Beta:
         form, fixed = self._form(family, constant)
         numbers = fixed, float(self.b), *form.numbers(float(self.b), fixed)
         return ScalarLoss(f"{family.name}-beta", *_functions(family), numbers)
-
-    def tail_error(self, family: Family, constant: float | None) -> float:
-        """A bound on the share of I that truncating its sum leaves out; zero where I is in closed form.
-
-        Beyond T the sum is at most f(T)^b / (1 − ρ^b), with ρ ≥ f(t+1)/f(t) for t ≥ T; the largest over the grid.
-        """
-        tabulated = self._form(family, constant)[0].integral is tabulated_integral
-        return self.loss(family, constant).p[LEFT_OUT] if tabulated else 0.0
 
     def _form(self, family: Family, constant: float | None) -> tuple[_Form, float]:
         name, fixed, (low, high) = family.parameter, 0.0 if constant is None else float(constant), _DISPERSION

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Mask
 from equipoise.cards import Card
 
 __all__ = ["FAMILIES", "Family", "ScalarFunction", "ScalarLoss", "V", "exp", "family_named", "log1p"]
@@ -99,7 +98,7 @@ class Family(Card):
     variance: Callable[[Array, Array], Array]
     link: Callable[[Array], Array]
     requirement: str
-    valid: Callable[[Array], NDArray[np.bool_]]
+    valid: Callable[[Array], Mask]
     second_bound: Callable[[Array, Array], Array] | None
     third_bound: Callable[[Array, Array], Array] | None
     exponential_mean: bool

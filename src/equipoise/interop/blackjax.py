@@ -12,13 +12,15 @@ from blackjax.base import SamplingAlgorithm
 from equipoise.arrays import PyTree
 from equipoise.checks import shown
 from equipoise.errors import InvalidInput
-from equipoise.interop.gradients import flat_gradient, general_model, raveled
+from equipoise.interop.gradients import at_rest, flat_gradient, general_model, moved, raveled
 from equipoise.interop.moves import move_of
 from equipoise.models.general.model import Model
 from equipoise.models.general.problem import GeneralProblem
 from equipoise.theory.tuning import Tuning
 
 __all__ = ["SGLDSettings", "SGMCMCState", "sgld", "sgmcmc"]
+
+_ROUNDING = 1e-9  # relative to the step and to the noise
 
 
 class SGMCMCState(NamedTuple):
@@ -51,7 +53,7 @@ def sgmcmc(tuning: Tuning, model: Model | GeneralProblem) -> SamplingAlgorithm:
         `init(params)` and `step(key, state, minibatch)`; a minibatch has the data's structure, with rows along the first
         axis, drawn as the tuning's dynamics say. Of a problem whose rows have weights it is `(rows, weights)`.
     """
-    (step, root, momentum), loss = move_of(tuning), general_model(model)
+    move, loss = move_of(tuning), general_model(model)
     slope = flat_gradient(tuning, model)
 
     def init(position: PyTree, rng_key: jax.Array | None = None) -> SGMCMCState:
@@ -59,18 +61,15 @@ def sgmcmc(tuning: Tuning, model: Model | GeneralProblem) -> SamplingAlgorithm:
         theta, back = raveled(loss.structure, position)
         # arrays of the kind that steps make of them, so that a scan can carry them
         position = jax.tree.map(jnp.add, position, back(jnp.zeros_like(theta)))
-        return SGMCMCState(position, jnp.zeros_like(theta) if momentum else jnp.zeros(0, theta.dtype))
+        return SGMCMCState(position, at_rest(move, theta))
 
     def kernel(rng_key: jax.Array, state: SGMCMCState, minibatch: PyTree) -> SGMCMCState:
         if not isinstance(state, SGMCMCState):
             raise InvalidInput("state", "one of this kernel's", shown(type(state)), "start with kernel.init(params)")
         theta, back = raveled(loss.structure, state.position)
         g = slope(theta, minibatch).astype(theta.dtype)
-        velocity = momentum * state.velocity + g if momentum else state.velocity
-        move = -jnp.asarray(step, theta.dtype) @ (velocity if momentum else g)
-        if root.size:
-            move = move + jnp.asarray(root, theta.dtype) @ jax.random.normal(rng_key, root.shape[1:], theta.dtype)
-        return SGMCMCState(jax.tree.map(jnp.add, state.position, back(move)), velocity)
+        change, velocity = moved(move, g, state.velocity, rng_key)
+        return SGMCMCState(jax.tree.map(jnp.add, state.position, back(change)), velocity)
 
     return SamplingAlgorithm(init, kernel)
 
@@ -109,6 +108,3 @@ def sgld(tuning: Tuning) -> SGLDSettings:
             "use eqb.sgmcmc(tuning, model)",
         )
     return SGLDSettings(scalar / n, variance * n / (2.0 * scalar))
-
-
-_ROUNDING = 1e-9  # relative to the step and to the noise

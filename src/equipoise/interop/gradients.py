@@ -12,14 +12,14 @@ from equipoise.arrays import PyTree
 from equipoise.checks import shown
 from equipoise.engines.jax.projection import Traced, Tree
 from equipoise.errors import InvalidInput
-from equipoise.interop.moves import move_of, require_size
+from equipoise.interop.moves import Move, move_of, require_size
 from equipoise.models.general.model import Model
 from equipoise.models.general.observing import Weighted
 from equipoise.models.general.problem import GeneralProblem
 from equipoise.models.general.structure import Structure
 from equipoise.theory.tuning import Tuning
 
-__all__ = ["flat_gradient", "general_model", "gradient", "raveled"]
+__all__ = ["at_rest", "flat_gradient", "general_model", "gradient", "moved", "raveled"]
 
 
 def gradient(tuning: Tuning, model: Model | GeneralProblem) -> Callable[[PyTree, PyTree], PyTree]:
@@ -72,6 +72,21 @@ def flat_gradient(tuning: Tuning, model: Model | GeneralProblem) -> Callable[[Tr
         return here - there + (push(theta) - push(center)) / n
 
     return varied if tuning.dynamics.gradient == "control-variate" else plain
+
+
+def moved(move: Move, g: Traced, velocity: Traced, key: jax.Array) -> tuple[Traced, Traced]:
+    """−Λ m + ε of a gradient, and m = κ m + g, which is empty without momentum; the key is that of ε."""
+    step, root, momentum = move
+    velocity = momentum * velocity + g if momentum else velocity
+    change = -jnp.asarray(step, g.dtype) @ (velocity if momentum else g)
+    if root.size:
+        change = change + jnp.asarray(root, g.dtype) @ jax.random.normal(key, root.shape[1:], g.dtype)
+    return change, velocity
+
+
+def at_rest(move: Move, theta: Traced) -> Traced:
+    """The velocity to begin with."""
+    return jnp.zeros_like(theta) if move.momentum else jnp.zeros(0, theta.dtype)
 
 
 def _push(tuning: Tuning, model: Model) -> Callable[[Traced], Traced]:

@@ -15,11 +15,9 @@ __all__ = ["losses"]
 def losses(problem: Problem, draws: Array) -> Array:
     """(draws, observations)."""
     assert isinstance(problem, GeneralProblem)  # there is no other kind without a linear predictor
-    parts, longest = [], 0
+    parts = []
     with jax.enable_x64(True):
-        for block in problem.source.blocks(len(draws)):
-            longest = max(longest, block.height)
-            padded = problem.padded(block, longest)
-            found = np.asarray(problem.functions.losses(draws, padded.rows))[:, : padded.size]
-            parts.append(np.repeat(found, padded.counts.astype(np.int64), axis=1))
+        for b in problem.each(len(draws)):
+            found = np.asarray(problem.functions.losses(draws, b.rows))[:, : b.size]
+            parts.append(np.repeat(found, b.counts.astype(np.int64), axis=1))
     return np.concatenate(parts, axis=1)

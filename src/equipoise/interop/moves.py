@@ -14,6 +14,8 @@ from equipoise.theory.tuning import Tuning
 
 __all__ = ["Move", "move_of", "require_size"]
 
+_ROUNDING = 1e-14  # of an eigenvalue of the injected covariance, relative to the largest
+
 
 class Move(NamedTuple):
     """A step's matrices.
@@ -52,9 +54,6 @@ def move_of(tuning: Tuning) -> Move:
     values, axes = np.linalg.eigh(symmetric(tuning.noise))
     kept = values > _ROUNDING * max(values[-1], 0.0)
     return Move(tuning.step, axes[:, kept] * np.sqrt(values[kept]), tuning.dynamics.momentum)
-
-
-_ROUNDING = 1e-14  # of an eigenvalue of the injected covariance, relative to the largest
 
 
 def require_size(tuning: Tuning, size: int, remedy: str) -> None:

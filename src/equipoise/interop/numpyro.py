@@ -136,10 +136,8 @@ class _Program:
 
     def _look(self) -> None:
         """Find the sites that vary and the plate's size, whatever values there are."""
-        args, kwargs = self.given
         # NumPyro's own start, as improper priors have nothing to draw from
-        begun = handlers.substitute(handlers.seed(self.model, jax.random.key(0)), substitute_fn=init_to_uniform)
-        trace = handlers.trace(begun).get_trace(*args, **kwargs)
+        trace = self._traced(self.given, substitute_fn=init_to_uniform)
         self.size = _plate_size(trace, self.plate)
         latent = _latent_sites(trace, self.plate)
         self.labels = {name: _label(name, trace[name]) for name in latent}
@@ -175,9 +173,7 @@ class _Program:
     def inward(self, sites: Mapping[str, ArrayLike]) -> dict[str, jax.Array]:
         """Unconstrained values of the sites that vary."""
         values = {name: jnp.asarray(sites[name]) for name in self.labels}
-        bound = handlers.substitute(handlers.seed(self.model, jax.random.key(0)), data=values)
-        args, kwargs = self._arguments(self.first)
-        trace = handlers.trace(bound).get_trace(*args, **kwargs)
+        trace = self._traced(self._arguments(self.first), data=values)
         return {label: _transform(trace[name]).inv(values[name]) for name, label in self.labels.items()}
 
     def require_sum(self, problem: SiteProblem) -> None:
@@ -225,9 +221,12 @@ class _Program:
                 return None
             return _transform(site)(params[self.labels[site["name"]]])
 
-        # a key is never drawn from: every latent site has its value
-        bound = handlers.substitute(handlers.seed(self.model, jax.random.key(0)), substitute_fn=value)
-        args, kwargs = self._arguments(rows)
+        return self._traced(self._arguments(rows), substitute_fn=value)
+
+    def _traced(self, arguments: PyTree, **values: Any) -> Trace:
+        """What the model does with these values; the key is drawn from only where a latent site has none."""
+        args, kwargs = arguments
+        bound = handlers.substitute(handlers.seed(self.model, jax.random.key(0)), **values)
         return handlers.trace(bound).get_trace(*args, **kwargs)
 
 

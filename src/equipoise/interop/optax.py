@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.flatten_util import ravel_pytree
 
 from equipoise.arrays import PyTree
 from equipoise.checks import whole
-from equipoise.interop.gradients import gradient
+from equipoise.interop.gradients import at_rest, gradient, moved
 from equipoise.interop.moves import move_of, require_size
 from equipoise.theory.tuning import Tuning
 
@@ -58,24 +57,19 @@ def calibrated(tuning: Tuning, seed: int) -> optax.GradientTransformation:
     (2,)
     """
     move, start = move_of(tuning), whole("seed", seed, 0, "pass an int")
-    step, root, momentum = move
 
     def init(params: PyTree) -> CalibratedState:
         flat, _ = ravel_pytree(params)
         require_size(
             tuning, flat.size, "pass the model's own tree of parameters, a part of a larger one by optax.masked"
         )
-        return CalibratedState(jax.random.key(start), jnp.zeros_like(flat) if momentum else jnp.zeros(0, flat.dtype))
+        return CalibratedState(jax.random.key(start), at_rest(move, flat))
 
     def update(updates: PyTree, state: CalibratedState, params: PyTree = None) -> tuple[PyTree, CalibratedState]:
         del params
         flat, back = ravel_pytree(updates)
-        velocity = momentum * state.velocity + flat if momentum else state.velocity
-        move = -jnp.asarray(step, flat.dtype) @ (velocity if momentum else flat)
-        key = state.key
-        if root.size:
-            key, now = jax.random.split(key)
-            move = move + jnp.asarray(root, flat.dtype) @ jax.random.normal(now, root.shape[1:], flat.dtype)
-        return back(move), CalibratedState(key, velocity)
+        key, now = jax.random.split(state.key) if move.root.size else (state.key, state.key)
+        change, velocity = moved(move, flat, state.velocity, now)
+        return back(change), CalibratedState(key, velocity)
 
     return optax.GradientTransformation(init, update)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.arrays import Array, PyTree
-from equipoise.models.layout import Skeleton, Variables
+from equipoise.models.layout import Skeleton, Variables, kept
 
 if TYPE_CHECKING:
     import jax
@@ -88,8 +88,4 @@ class SiteLayout:
 
     def __reduce__(self) -> tuple[Callable[[Skeleton], Skeleton], tuple[Skeleton]]:
         # programs do not travel
-        return _same, (self.skeleton(),)
-
-
-def _same(skeleton: Skeleton) -> Skeleton:
-    return skeleton
+        return kept, (self.skeleton(),)

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.cards import Card
-from equipoise.checks import checked_options, finite_array, one_of, positive, shown
+from equipoise.checks import checked_options, finite_array, one_of, positive, require_semidefinite, shown
 from equipoise.data.arrays import Rows
 from equipoise.data.scanned import Scan, as_rows
 from equipoise.errors import InvalidInput
@@ -219,27 +219,14 @@ def glm(
     if constant is None and divergence is not None and chosen.parameter in {"shape", "dispersion"}:
         constant = 1.0  # a likelihood would estimate it, and that is what a robust loss takes the place of
     precision = finite_array("prior_precision", prior_precision)
-    if precision.ndim > 2:
-        remedy = "0 is no prior"
-        raise InvalidInput("prior_precision", "a scalar, a vector or a matrix", f"shape {precision.shape}", remedy)
-    if precision.ndim == 2 and (
-        precision.shape[0] != precision.shape[1]
-        or np.abs(precision - precision.T).max() > 1e-8 * np.abs(precision).max()
-    ):
-        raise InvalidInput("prior_precision", "a symmetric matrix", f"shape {precision.shape}", "pass (P + P.T) / 2")
-    lowest = np.linalg.eigvalsh(precision)[0] if precision.ndim == 2 else precision.min()
-    if lowest < -1e-10 * max(1.0, np.abs(precision).max()):
-        raise InvalidInput(
-            "prior_precision", "positive semi-definite", f"smallest value {lowest:g}", "use zero for no prior"
-        )
+    require_semidefinite("prior_precision", precision)
     if divergence is not None:
         if isinstance(divergence, type) or not hasattr(divergence, "loss"):
             raise InvalidInput(
                 "divergence", "a robust loss such as eq.Beta(1.5)", shown(divergence), "wrap the number in eq.Beta"
             )
-        divergence.loss(
-            chosen, 1.0 if constant is None and chosen.parameter else constant
-        )  # refused at the door, if at all
+        # refused at the door, if at all
+        divergence.loss(chosen, 1.0 if constant is None and chosen.parameter else constant)
     number = None if constant is None else float(constant)
     estimated = number is None and chosen.parameter is not None
     return GLM(chosen, number, precision, _used_mean(prior_mean, precision), divergence, estimated)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 
-__all__ = ["FlatLayout", "Skeleton", "Variables", "Wide", "embedded"]
+__all__ = ["FlatLayout", "Skeleton", "Variables", "Wide", "embedded", "kept"]
 
 # Name and shape of every parameter array, in flat order.
 Variables = tuple[tuple[str, tuple[int, ...]], ...]
@@ -117,6 +117,11 @@ class Skeleton:
             leaves[number] = full[..., start:stop].reshape((*full.shape[:-1], *shape))
             start = stop
         return _filled(self.frame, leaves)
+
+
+def kept(skeleton: Skeleton) -> Skeleton:
+    """What becomes of a layout that does not travel: its skeleton does."""
+    return skeleton
 
 
 def _filled(frame: Mapping[str, object], leaves: Mapping[int, object]) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -185,9 +185,8 @@ class LinearProblem(Card):
         """The moments with what an estimated constant adds to the uncertainty of θ̂: zero where the means are right."""
         if not self.free:
             return moments, None
-        operator = moments.curvature
-        known = isinstance(operator, LinearCurvature) and operator.problem.source is self.source
-        sums = cast(LinearCurvature, operator).stacked if known else None
+        operator = self._own_curvature(moments)
+        sums = None if operator is None else operator.stacked
         if sums is None:
             sums = self.source.reduce(StackedPass(LinearRowwise(self.settled(moments.params).model, moments.params)))
         n, along = self.source.n, sums.cross / sums.bend
@@ -355,18 +354,21 @@ class LinearProblem(Card):
 
     def _slope(self, theta: Array, moments: Moments) -> Array:
         """∇L at θ; moments of these very rows at θ have it, bit for bit, without another pass."""
-        known, operator = np.array_equal(moments.params, theta), moments.curvature
-        if known and isinstance(operator, LinearCurvature) and operator.problem.source is self.source:
+        if np.array_equal(moments.params, theta) and self._own_curvature(moments) is not None:
             return moments.mean_score + form_times(self.precision, theta - self.mean) / self.n
         return self.derivatives(theta, 1).gradient
 
     def _leverage(self, theta: Array, moments: Moments) -> LeverageWeight:
         """How its rows are drawn by leverage around θ, as the moments of a tuning have it."""
-        operator = moments.curvature
-        known = isinstance(operator, LinearCurvature) and operator.problem.source is self.source
-        absolute = cast(LinearCurvature, operator).absolute if known else None
+        operator = self._own_curvature(moments)
+        absolute = None if operator is None else operator.absolute
         inverse = np.linalg.inv(moments.hessian).astype(np.float64)
         return LeverageWeight(self.model, theta, leveraging(self, theta, inverse, moments.loss_hessian, absolute))
+
+    def _own_curvature(self, moments: Moments) -> LinearCurvature | None:
+        """The curvature behind moments, where it is that of these very rows."""
+        found = moments.curvature
+        return found if isinstance(found, LinearCurvature) and found.problem.source is self.source else None
 
     @in_fixed_order
     def _emphasis(self, weight: LeverageWeight) -> Array:

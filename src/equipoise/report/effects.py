@@ -72,7 +72,7 @@ def _panel(cal: Calibration, made: Forest, axis: Axis, interval: float) -> str:
             f'<circle cx="{axis.middle[k]:.2f}%" cy="50%" r="4"/></svg>'
         )
         rows.append(
-            f'<tr {_ROW}><th scope="row" role="rowheader">{escape(cal.names[j])}</th><td class="drawn" {_CELL}>{drawn}</td>'
+            f'<tr {_ROW}>{head(cal.names[j])}<td class="drawn" {_CELL}>{drawn}</td>'
             f'<td class="read" {_CELL}><b data-value="{float(axis.estimate[k])!r}">{middle}</b> '
             f'<span class="ends">{low} to {high}</span></td></tr>'
         )
@@ -120,7 +120,7 @@ def coefficients_section(cal: Calibration, interval: float) -> str:
         ends = " to ".join(f'<span data-value="{float(v)!r}">{minus(fixed(v, places[j]))}</span>' for v in (low, high))
         rows.append(
             [
-                f'<th scope="row" role="rowheader">{escape(name)}</th>',
+                head(name),
                 cell(found.estimate[j], fixed(found.estimate[j], places[j]), heads[1]),
                 cell(found.se[j], fixed(found.se[j], places[j]), heads[2]),
                 cell(found.statistic[j], f"{found.statistic[j]:.2f}", heads[3]),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from html import escape
 
 from equipoise.report.palette import stylesheet
 
-__all__ = ["document", "figures", "head", "minus", "table"]
+__all__ = ["described", "document", "figures", "head", "minus", "table", "tiles"]
 
 _LONG = 24  # rows of a table that are shown at once
 # nothing is loaded and nothing is run; styles are part of the page and of its pictures
@@ -158,6 +159,17 @@ def figures(*pairs: tuple[str, str]) -> str:
     """Figures side by side; each is a caption (markup) and an SVG, left out when empty."""
     shown = "".join(f"<figure><figcaption>{caption}</figcaption>{svg}</figure>" for caption, svg in pairs if svg)
     return f'<div class="plots">{shown}</div>'
+
+
+def tiles(pairs: Iterable[tuple[str, str]]) -> str:
+    """Numbers that stand out, each with what it is."""
+    inner = "".join(f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in pairs)
+    return f'<div class="tiles">{inner}</div>'
+
+
+def described(pairs: Iterable[tuple[str, str]]) -> str:
+    """A list of names and what they stand for."""
+    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs) + "</dl>"
 
 
 def minus(number: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Index
 from equipoise.calibration import curves
 from equipoise.report.palette import THEME
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from equipoise.calibration.calibration import Calibration
-    from equipoise.calibration.findings import Index
     from equipoise.calibration.rowfacts import Side
 
 __all__ = [

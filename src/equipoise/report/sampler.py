@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from equipoise.calibration import findings
 from equipoise.report import plots
-from equipoise.report.html import figures, head, minus, table
+from equipoise.report.html import described, figures, head, minus, table, tiles
 
 if TYPE_CHECKING:
+    from equipoise.arrays import Index
     from equipoise.calibration.calibration import Calibration
-    from equipoise.calibration.findings import Choice, Index
+    from equipoise.calibration.findings import Choice
     from equipoise.calibration.judgement import Check
 
 __all__ = ["headline", "sampler_sections"]
@@ -72,19 +73,17 @@ def _parameters(cal: Calibration) -> str:
 
 def _verdict(cal: Calibration) -> str:
     d = cal.diagnosis
-    first = headline(cal)
-    looks, open_ = ([c for c in d.checks if c.status == status] for status in ("look", "unknown"))
-    items = _list([_sentence(check.words) for check in (*looks, *open_)])
+    items = _list([_sentence(words) for words in (*d.warnings, *d.undecided)])
     kind = "" if d.ok else f" {d.status}"
     return (
-        f'<section class="verdict{kind}" id="verdict"><strong>{escape(first)}</strong>'
+        f'<section class="verdict{kind}" id="verdict"><strong>{escape(headline(cal))}</strong>'
         f"{items}<p>{escape(d.verdict)}</p></section>"
     )
 
 
 def _tiles(cal: Calibration) -> str:
     worst, covariance = findings.headline(cal), cal.diagnosis.check("covariance")
-    tiles = [
+    shown = [
         (f"{worst.ess:,.0f}", f"effective draws at least, {worst.predicted_ess:,.0f} predicted"),
         (f"{covariance.observed:.1%}", f"covariance error; {covariance.error:.1%} is the Monte Carlo floor"),
         (f"{worst.shift:.2f} sd", "largest shift of a mean from its estimate"),
@@ -92,9 +91,8 @@ def _tiles(cal: Calibration) -> str:
     ]
     if not cal.chains.independent:
         cost = findings.spent(cal)
-        tiles.append((f"{cost.seconds:.2f} s", f"sampling, {cal.plan.passes:,.0f} passes over the data"))
-    inner = "".join(f'<div class="tile"><b>{escape(b)}</b><span>{escape(s)}</span></div>' for b, s in tiles)
-    return f'<div class="tiles">{inner}</div>'
+        shown.append((f"{cost.seconds:.2f} s", f"sampling, {cal.plan.passes:,.0f} passes over the data"))
+    return tiles(shown)
 
 
 def _checks(cal: Calibration) -> str:
@@ -194,10 +192,8 @@ def _warnings(cal: Calibration) -> str:
 
 def _settings(cal: Calibration) -> str:
     tuning, dynamics, fit = cal.tuning, cal.tuning.dynamics, cal.fit
-    step, rates = (
-        f"{low:.3g} to {high:.3g}"
-        for low, high in (findings.step_found(cal).step, findings.step_found(cal).contraction)
-    )
+    found = findings.step_found(cal)
+    step, rates = (f"{low:.3g} to {high:.3g}" for low, high in (found.step, found.contraction))
     constant = cal.title.constant
     temperature = "infinite (SGD)" if dynamics.temperature == 0.0 else f"{dynamics.inverse_temperature:,.6g} (SGLD)"
     pairs = [
@@ -215,7 +211,7 @@ def _settings(cal: Calibration) -> str:
         ("Condition number", f"{fit.condition:,.3g} (Hessian scaled to unit diagonal)"),
         ("Chains", f"{cal.plan.chains}, seed {cal.chains.seed}"),
     ]
-    return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in pairs) + "</dl>"
+    return described(pairs)
 
 
 def _list(items: list[str]) -> str:

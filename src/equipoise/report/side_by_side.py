@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any, cast
@@ -15,7 +15,7 @@ from equipoise.calibration.findings import ratio_name
 from equipoise.cards import html_table
 from equipoise.checks import checked_options, flag, one_of, probability, shown
 from equipoise.errors import InvalidInput
-from equipoise.report.summary import STARS, decimals, fixed, shown_p, star
+from equipoise.report.summary import STARS, aligned, decimals, fixed, shown_p, star
 
 __all__ = ["FitTable", "compare_fits"]
 
@@ -71,25 +71,15 @@ class FitTable:
 
     def to_text(self) -> str:
         """The table for a terminal."""
-        lines = [list(line) for line in self._lines()]
-        told = [[str(name), *row] for name, row in zip(self.statistics.index, self.statistics.to_numpy(), strict=True)]
-        widths = [max(len(row[k]) for row in (["", *self.names], *lines, *told)) for k in range(len(self.names) + 1)]
-
-        def text(row: Sequence[str]) -> str:
-            cells = (
-                cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            return "  ".join(cells).rstrip()
-
-        heavy, light = "=" * (sum(widths) + 2 * len(self.names)), "-" * (sum(widths) + 2 * len(self.names))
-        body = [heavy, text(["", *self.names]), light, *map(text, lines), light, *map(text, told), heavy]
-        return "\n".join([*body, *self.notes])
+        top, *rows = aligned([["", *self.names], *self._lines(), *self._told()])
+        heavy, light, terms = "=" * len(top), "-" * len(top), 2 * len(self.terms)
+        body = [heavy, top, light, *rows[:terms], light, *rows[terms:], heavy]
+        return "\n".join([*(line.rstrip() for line in body), *self.notes])
 
     def to_html(self) -> str:
         """The table as HTML: an estimate and what stands below it share a cell."""
         rows = [[term, *(" ".join(filter(None, cell)) for cell in cells)] for term, cells in self._cells()]
-        told = [[str(name), *row] for name, row in zip(self.statistics.index, self.statistics.to_numpy(), strict=True)]
-        made = html_table(("", *self.names), [*rows, *told], "Fits side by side")
+        made = html_table(("", *self.names), [*rows, *self._told()], "Fits side by side")
         return f"{made}<p>{escape(' '.join(self.notes))}</p>"
 
     def to_markdown(self) -> str:
@@ -99,10 +89,9 @@ class FitTable:
             return "| " + " | ".join(cell.replace("|", r"\|").replace("*", r"\*") for cell in cells) + " |"
 
         rows = [[term, *("<br>".join(filter(None, cell)) for cell in cells)] for term, cells in self._cells()]
-        told = [[str(name), *row] for name, row in zip(self.statistics.index, self.statistics.to_numpy(), strict=True)]
         rule = "|:--|" + "--:|" * len(self.names)
         notes = " ".join(self.notes).replace("*", r"\*")
-        return "\n".join([line(["", *self.names]), rule, *map(line, rows), *map(line, told), "", notes])
+        return "\n".join([line(["", *self.names]), rule, *map(line, rows), *map(line, self._told()), "", notes])
 
     def to_latex(self) -> str:
         """The table as a LaTeX tabular, for the booktabs package."""
@@ -110,13 +99,12 @@ class FitTable:
         def line(cells: Sequence[str]) -> str:
             return " & ".join("".join(_LATEX.get(c, c) for c in cell) for cell in cells) + r" \\"
 
-        told = [[str(name), *row] for name, row in zip(self.statistics.index, self.statistics.to_numpy(), strict=True)]
         notes = "".join(_LATEX.get(c, c) for c in " ".join(self.notes))
         width = len(self.names) + 1
         return "\n".join(
             [
                 rf"\begin{{tabular}}{{l{'r' * len(self.names)}}}", r"\toprule", line(["", *self.names]), r"\midrule",
-                *map(line, self._lines()), r"\midrule", *map(line, told), r"\bottomrule",
+                *map(line, self._lines()), r"\midrule", *map(line, self._told()), r"\bottomrule",
                 rf"\multicolumn{{{width}}}{{l}}{{\footnotesize {notes}}} \\", r"\end{tabular}",
             ]
         )  # fmt: skip
@@ -129,6 +117,11 @@ class FitTable:
 
     def _repr_html_(self) -> str:
         return self.to_html()
+
+    def _told(self) -> Iterator[list[str]]:
+        """A line for every fact of the fits as wholes."""
+        for name, row in zip(self.statistics.index, self.statistics.to_numpy(), strict=True):
+            yield [str(name), *row]
 
     def _cells(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
         """Every term with its estimate and what stands below it, fit by fit; empty where a fit lacks the term."""
@@ -235,6 +228,8 @@ def _named(
             raise InvalidInput("fits", "calibrations", shown(run), "pass what eq.calibrate or eq.load returned")
     if not runs:
         raise InvalidInput("fits", "at least one calibration", "none", "pass what eq.calibrate returned")
+    if names is not None and (isinstance(names, str) or not isinstance(names, Iterable)):
+        raise InvalidInput("names", "a list of names", shown(names), "give one to each fit")
     called = [f"({k + 1})" for k in range(len(runs))] if names is None else [str(name) for name in names]
     if len(called) != len(runs) or len(set(called)) != len(called):
         raise InvalidInput("names", f"{len(runs)} different names", shown(called), "give one to each fit")

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from equipoise.calibration.findings import Coefficients, coefficients, ratio_name, sampler_name
+from equipoise.calibration.findings import coefficients, ratio_name, sampler_name
 from equipoise.cards import html_table
 
 if TYPE_CHECKING:
     from equipoise.calibration.calibration import Calibration
     from equipoise.calibration.preview import Preview
 
-__all__ = ["STARS", "Summary", "decimals", "fixed", "interval_names", "shown_p", "star", "summarise", "summarise_law"]
+__all__ = ["STARS", "Summary", "aligned", "decimals", "fixed", "shown_p", "star", "summarise", "summarise_law"]
 
 _LIMITS = (0.05, 0.01, 0.001)
 STARS = "Stars: * p < 0.05, ** p < 0.01, *** p < 0.001."
@@ -61,7 +61,9 @@ class Summary:
         return pd.DataFrame(columns, index=self.frame.index, dtype=object)
 
     def __str__(self) -> str:
-        table = _aligned(self.cells())
+        cells = self.cells()
+        rows = zip(cells.index, cells.to_numpy(), strict=True)
+        table = aligned([["", *map(str, cells.columns)], *([str(name), *row] for name, row in rows)])
         pairs = [f"{name + ':':<18}{value}" for name, value in self.header]
         half = (len(pairs) + 1) // 2
         column = max(len(table[0]) // 2, *(len(p) + 2 for p in pairs[:half]))
@@ -88,7 +90,7 @@ def summarise(
     plan, diagnosis = calibration.plan, calibration.diagnosis
     found = coefficients(calibration, interval, method, exponentiate)
     error = "robust se" if found.robust else "se"
-    lower, upper = interval_names(found)
+    lower, upper = f"[{found.tail:.4g}", f"{1.0 - found.tail:.4g}]"
     ratio = (ratio_name(calibration) or "exp(estimate)") if exponentiate else "estimate"
     marks = {"": [star(p) for p in found.p_value]} if stars else {}
     frame = pd.DataFrame(
@@ -135,11 +137,6 @@ def shown_p(value: float) -> str:
     if not np.isfinite(value):
         return "-"
     return f"{value:.3f}" if value >= _SMALL else f"<{_SMALL:.3f}"
-
-
-def interval_names(found: Coefficients) -> tuple[str, str]:
-    """The columns of an interval's ends, such as [0.025 and 0.975]."""
-    return f"[{found.tail:.4g}", f"{1.0 - found.tail:.4g}]"
 
 
 def summarise_law(preview: Preview) -> Summary:
@@ -220,14 +217,8 @@ _FORMATS: dict[str, Callable[[float], str]] = {
 }
 
 
-def _aligned(cells: pd.DataFrame) -> list[str]:
+def aligned(rows: list[list[str]]) -> list[str]:
     """Rows of text with the names to the left and the numbers to the right."""
-    columns = [["", *map(str, cells.index)]]
-    columns += [[str(name), *cells[name]] for name in cells.columns]
-    widths = [max(len(cell) for cell in column) for column in columns]
-    return [
-        "  ".join(
-            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in zip(*columns, strict=True)
-    ]
+    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
+    right = [(name, zip(cells, others, strict=True)) for name, *cells in rows]
+    return ["  ".join([name.ljust(first), *(cell.rjust(width) for cell, width in cells)]) for name, cells in right]

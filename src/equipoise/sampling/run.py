@@ -16,6 +16,7 @@ from equipoise.arrays import Array
 from equipoise.checks import flag, is_number, shown, whole
 from equipoise.engines.engine import ChainState, Engine, Guard
 from equipoise.errors import ChainDiverged, InvalidInput
+from equipoise.files import file_place
 from equipoise.models.binding import verb
 from equipoise.models.problem import CUSTOM, Problem
 from equipoise.progress import Progress, waiting
@@ -67,7 +68,7 @@ def sample(
     seed
         The same seed gives the same bits on any number of threads.
     thin
-        Steps per stored draw; `"auto"` stores ten draws per predicted autocorrelation time.
+        Steps per stored draw; `"auto"` stores five draws per predicted autocorrelation time.
     burn_in
         Steps discarded first; `"auto"` takes them from the predicted transient.
     progress
@@ -104,6 +105,8 @@ def sample(
     if not (is_number(checkpoint_seconds) and checkpoint_seconds >= 0.0):
         remedy = "10 loses little and costs nothing"
         raise InvalidInput("checkpoint_seconds", "zero or positive", shown(checkpoint_seconds), remedy)
+    if checkpoint is not None:
+        file_place(checkpoint, "checkpoint")
     every, discard = resolve_thin(thin, tuning), resolve_burn_in(burn_in, tuning)
     seconds = predicted_seconds(chains, discard + draws * every, tuning.dynamics.batch_size, tuning.dim)
     require_possible(chains, draws, tuning.dim, seconds)

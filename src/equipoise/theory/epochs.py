@@ -20,7 +20,7 @@ from equipoise.theory.moments import Moments
 from equipoise.theory.proxy import proxy_noise
 from equipoise.theory.reshuffling import Epoch, Sizes
 from equipoise.theory.stability import largest_multiple, mean_radius2
-from equipoise.theory.stationary import Stationary
+from equipoise.theory.stationary import Stationary, modes_of
 
 __all__ = ["Reshuffled", "batch_sizes", "epoch_of", "reshuffled"]
 
@@ -142,8 +142,7 @@ def reshuffled(moments: Moments, step: Array, dynamics: Dynamics, completion: Ar
         If the mean does not converge.
     """
     noise = proxy_noise(moments, dynamics)
-    injected = dynamics.temperature if completion is None else completion
-    modes = Modes.of(step, moments.hessian, dynamics.momentum, injected, discrete=True)
+    modes = modes_of(step, moments.hessian, dynamics, completion, discrete=True)
     if not modes.mean_is_stable:
         raise UnstableStep(mean_radius2(modes), largest_multiple(modes, noise))
     cov = modes.outward(epoch_of(moments.n, moments.score_cov, dynamics, modes).mean[0, 0])

@@ -26,7 +26,7 @@ from scipy.linalg import cholesky, eigh, solve_triangular
 from equipoise.arrays import Array
 from equipoise.checks import numeric_array, shown
 from equipoise.errors import InvalidInput
-from equipoise.linalg import congruent, symmetric
+from equipoise.linalg import congruent, is_positive, symmetric
 
 __all__ = ["Modes", "step_matrix"]
 
@@ -63,13 +63,7 @@ def _positive(a: Array) -> bool:
         return False
     root = np.sqrt(diagonal)
     unit = a / root / root[:, None]
-    if np.abs(unit - unit.T).max() > 1e-8:
-        return False
-    try:
-        np.linalg.cholesky(unit)
-    except np.linalg.LinAlgError:
-        return False
-    return True
+    return bool(np.abs(unit - unit.T).max() <= 1e-8) and is_positive(unit)
 
 
 @dataclass(frozen=True)

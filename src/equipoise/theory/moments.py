@@ -29,10 +29,8 @@ __all__ = ["Bound", "Moments"]
 
 _DIAGONAL = 20.0  # times D roundings of the largest entry: no more beside a diagonal is rounding
 _THIRD_ROWS = 20_000  # rows whose third derivatives are averaged, at most: a law of so many draws is all but normal
-_NAMED, _SHARE = (
-    4,
-    0.1,
-)  # parameters of a direction that are named, and the least share of the largest part they must have
+# Parameters of a direction that are named, and the least share of the largest part they must have.
+_NAMED, _SHARE = 4, 0.1
 
 
 class Bound(Protocol):

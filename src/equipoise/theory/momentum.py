@@ -18,7 +18,7 @@ from scipy.linalg import solve_triangular
 from scipy.sparse.linalg import LinearOperator, gmres
 
 from equipoise.arrays import Array
-from equipoise.linalg import symmetric
+from equipoise.linalg import is_positive, symmetric
 
 __all__ = ["StepEquation", "solve_step"]
 
@@ -108,11 +108,11 @@ def solve_step(equation: StepEquation, tolerance: float = 1e-13) -> tuple[Array 
     """
     Y = equation.source / equation.resistance
     if equation.momentum == 0.0 or not equation.discrete:
-        return (Y, equation.error(Y)) if _positive(Y) else (None, np.inf)
+        return (Y, equation.error(Y)) if is_positive(Y) else (None, np.inf)
     # the commuting part of the bracket, 2κ/(1−κ²) s², is exact when H, Σ and Λ share eigenvectors
     k = equation.momentum
     Y = (equation.source - np.diag(2.0 * k / (1.0 - k * k) * equation.slopes**2)) / equation.resistance
-    if not _positive(Y):
+    if not is_positive(Y):
         Y = np.diag(np.maximum(np.diag(Y), 1e-3 * np.abs(np.diag(equation.source / equation.resistance))))
     error = equation.error(Y)
     for _ in range(60):
@@ -137,8 +137,7 @@ def _newton(equation: StepEquation, Y: Array, error: float, tolerance: float) ->
         ZsY = Z @ (s[:, None] * Y)
 
         def apply(v: Array, Z: Array = Z, ZsY: Array = ZsY) -> Array:
-            D = v.reshape(dim, dim)
-            D = symmetric(D)
+            D = symmetric(v.reshape(dim, dim))
             half = c * s[:, None] * (Z @ (s[:, None] * D) - Z @ D @ ZsY)
             return (equation.resistance * D + half + half.T).ravel()
 
@@ -151,7 +150,7 @@ def _newton(equation: StepEquation, Y: Array, error: float, tolerance: float) ->
         Y, error, moved = _search(equation, Y, direction, error)
         if not moved:
             break
-    return (Y if _positive(Y) and error < 1e-8 else None), error
+    return (Y if is_positive(Y) and error < 1e-8 else None), error
 
 
 def _search(equation: StepEquation, Y: Array, direction: Array, error: float) -> tuple[Array, float, bool]:
@@ -159,17 +158,9 @@ def _search(equation: StepEquation, Y: Array, direction: Array, error: float) ->
     length = 1.0
     while length > 1e-4:
         trial = Y + length * direction
-        if _positive(trial):
+        if is_positive(trial):
             found = equation.error(trial)
             if found < error:
                 return trial, found, True
         length *= 0.5
     return Y, error, False
-
-
-def _positive(Y: Array) -> bool:
-    try:
-        np.linalg.cholesky(Y)
-    except np.linalg.LinAlgError:
-        return False
-    return True

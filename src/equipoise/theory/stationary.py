@@ -28,7 +28,7 @@ from equipoise.theory.shape import skewness
 from equipoise.theory.stability import decay_bound, largest_multiple, mean_radius2, spectral_radius
 from equipoise.theory.tails import kurtosis, worst_kurtosis
 
-__all__ = ["Stationary", "law", "stationary"]
+__all__ = ["Stationary", "law", "modes_of", "stationary"]
 
 
 _ACCEPTED = 1e-8  # the largest relative residual accepted as a solution
@@ -90,10 +90,8 @@ class Stationary(Card):
     @property
     def newton(self) -> float | None:
         """γ where the step is γH⁻¹, which contracts every direction alike; None elsewhere, and with momentum."""
-        modes = self.modes
-        return (
-            float(modes.rates.mean()) if modes.alike and self.dynamics.momentum == 0.0 and self.modes.discrete else None
-        )
+        alike = self.modes.alike and self.modes.discrete and self.dynamics.momentum == 0.0
+        return float(self.modes.rates.mean()) if alike else None
 
     @cached_property
     def worst_kurtosis(self) -> float:
@@ -135,7 +133,7 @@ class Stationary(Card):
     @cached_property
     def modes(self) -> Modes:
         """The coordinates in which the mean dynamics is diagonal."""
-        return _modes(self.step, self.hessian, self.dynamics, self.completion, discrete=self.proxy != "ct")
+        return modes_of(self.step, self.hessian, self.dynamics, self.completion, discrete=self.proxy != "ct")
 
     @cached_property
     @in_fixed_order
@@ -328,7 +326,7 @@ def stationary(
         from equipoise.theory.epochs import reshuffled  # its law is one of these
 
         return reshuffled(moments, Lam, dynamics, completion)
-    modes = _modes(Lam, moments.hessian, dynamics, completion, gradient.discrete)
+    modes = modes_of(Lam, moments.hessian, dynamics, completion, gradient.discrete)
     found = _solve(modes, gradient) if modes.mean_is_stable else None
     if found is None:
         radius = spectral_radius(modes, gradient)
@@ -359,7 +357,8 @@ def law(
     return Stationary(cov, step, C, noise.constant, dynamics, proxy, moments, completion=completion)
 
 
-def _modes(step: Array, hessian: Array, dynamics: Dynamics, completion: Array | None, discrete: bool) -> Modes:
+def modes_of(step: Array, hessian: Array, dynamics: Dynamics, completion: Array | None, discrete: bool) -> Modes:
+    """The modes of a step; what is injected is the dynamics' own, or a completion."""
     injected = dynamics.temperature if completion is None else completion
     return Modes.of(step, hessian, dynamics.momentum, injected, discrete)
 

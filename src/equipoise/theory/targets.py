@@ -9,10 +9,12 @@ from scipy.linalg import cho_factor, cho_solve
 from equipoise.arrays import Array
 from equipoise.checks import checked_options, instance, numeric_array, whole
 from equipoise.errors import FitFailed, InfeasibleTarget, InvalidInput
-from equipoise.linalg import FLAT, between, symmetric
+from equipoise.linalg import FLAT, between, is_positive, symmetric
 from equipoise.theory.moments import Moments
 
 __all__ = ["TARGETS", "bayesbag", "posterior", "require_scores", "sandwich", "target_matrix"]
+
+_LEAST = 1e-14  # eigenvalue of a correlation matrix that is rounding
 
 
 @checked_options
@@ -68,8 +70,11 @@ def target_matrix(target: str | ArrayLike, moments: Moments) -> Array:
     if isinstance(target, str) and target == "sandwich":
         require_scores(moments, target)
     root = np.sqrt(np.abs(np.diag(matrix)))
-    if root.min() > 0.0 and _exceeds(matrix / (root[:, None] * root), 1e-14):
-        return symmetric(matrix)
+    if root.min() > 0.0:
+        shifted = matrix / (root[:, None] * root)
+        shifted.flat[:: moments.dim + 1] -= _LEAST
+        if is_positive(shifted):
+            return symmetric(matrix)
     raise _indefinite(moments, matrix)
 
 
@@ -108,17 +113,6 @@ def require_scores(moments: Moments, kind: str) -> None:
             "out what is redundant.",
             directions=quiet,
         )
-
-
-def _exceeds(matrix: Array, floor: float) -> bool:
-    """Whether every eigenvalue exceeds `floor`; a Cholesky factor tells at a tenth of the cost of the eigenvalues."""
-    try:
-        shifted = matrix.copy()
-        shifted.flat[:: len(matrix) + 1] -= floor
-        np.linalg.cholesky(shifted)
-    except np.linalg.LinAlgError:
-        return False
-    return True
 
 
 def _hessian_factor(moments: Moments) -> tuple[Array, bool]:

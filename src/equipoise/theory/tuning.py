@@ -11,7 +11,7 @@ from scipy.linalg import cho_factor, cho_solve, eigh
 
 from equipoise.arrays import Array
 from equipoise.cards import Card
-from equipoise.checks import checked_options, instance, is_number, one_of, shown
+from equipoise.checks import checked_options, is_number, one_of, shown
 from equipoise.errors import EquipoiseWarning, InfeasibleTarget, InvalidInput
 from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory.completion import MARGIN, Completion, largest_fidelity_step
@@ -23,7 +23,7 @@ from equipoise.theory.modes import step_matrix
 from equipoise.theory.moments import Bound, Moments
 from equipoise.theory.momentum import StepEquation, solve_step
 from equipoise.theory.proxy import proxy_noise, require_derived
-from equipoise.theory.requirements import require_noise, require_spread
+from equipoise.theory.requirements import require_chain, require_noise, require_spread
 from equipoise.theory.stationary import Stationary, law, stationary
 from equipoise.theory.structured import best_structured, divergence
 from equipoise.theory.tails import HEAVY, smallest_batch
@@ -194,8 +194,7 @@ def tune(
     >>> bool(np.allclose(t.predicted.cov, t.target))
     True
     """
-    instance("moments", moments, Moments, "make them with eq.moments")
-    instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
+    require_chain(moments, dynamics)
     one_of("structure", structure, STRUCTURES, "use 'full' unless you compare")
     one_of("noise", noise, ("langevin", "completed"))
     matrix = target_matrix(target, moments)

@@ -16,8 +16,8 @@ The loop itself is in `equipoise.engines.numba.kernel`.
 from __future__ import annotations
 
 from concurrent.futures import Executor
-from copy import copy, deepcopy
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -28,7 +28,6 @@ from equipoise.engines.engine import Advance, ChainState
 from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.arguments import Chain, Clock, Ellipsoid, Lift, Reached, Recursion, Scratch, Share
 from equipoise.engines.numba.compiling import MOST_CONSTANTS, kernel, unchecked
-from equipoise.engines.numba.compiling import compile_helper as _compile_helper  # noqa: F401  (tests compile losses with it)
 from equipoise.engines.numba.kernel import (
     BLOCK,
     DRAW,
@@ -45,7 +44,7 @@ from equipoise.engines.numba.kernel import (
     pull_dense,
     pull_diagonal,
 )
-from equipoise.engines.numba.table import SIDES, Cells, RowTable, padded, side_columns
+from equipoise.engines.numba.table import RowTable, padded, side_columns
 from equipoise.engines.numba.vector import LANES
 from equipoise.engines.random import Permutation
 from equipoise.engines.rules import DRAWINGS, IN_ORDER, QUEUEINGS, Draw, Urn, noise_of, urn_for
@@ -62,16 +61,12 @@ _AS_THEY_ARE = Lift(np.empty(0), np.empty(0, np.int64))
 class LinearProgram:
     """What one chain runs, in whitened coordinates. Chains may share a program.
 
-    Rows are copied once into a `RowTable`, and `rows` becomes a view of it; a table that the caller made and filled,
-    sides and all, is taken over instead.
-
     Attributes
     ----------
     loss
         The loss of one row; only its name, first derivative and constants are used.
-    rows, base, y, weights
-        x̃ (N, D), o (N,), responses (N,), and weights (N,) or of length zero for all ones; N < 2³². A `RowTable` has the
-        others in its sides, which are then not read.
+    table
+        x̃ (N, D), and beside each row o, its response and its weight; N < 2³².
     prior_gradient, prior_curvature
         The share a + c ∘ φ of the gradient that no batch changes: a (D,), and c (D,) or a symmetric matrix (D, D).
     dynamics
@@ -79,13 +74,11 @@ class LinearProgram:
     noise
         s: standard deviations of the injected noise, (D,).
     lottery
-        What rows are drawn with when they are not drawn alike; its weights are part of `weights`.
+        What rows are drawn with when they are not drawn alike; its weights are part of the table's.
     places
         Where each row lies in the table; by default in their order.
     guard_radius2, guard_metric, guard_bound
         R² (infinite: off), G (D, D) and its largest eigenvalue, which spares the form while ‖φ‖² is small.
-    storage
-        The type rows are held in: float64, or float32 for half the memory. Sums are float64 either way.
     ahead
         Rows to ask memory for ahead of their use; None leaves it to `equipoise.engines.cost`. It changes no bit.
     count
@@ -93,10 +86,7 @@ class LinearProgram:
     """
 
     loss: ScalarLoss
-    rows: Cells | RowTable
-    base: Array
-    y: Array
-    weights: Array
+    table: RowTable
     prior_gradient: Array
     prior_curvature: Array
     dynamics: Dynamics
@@ -106,20 +96,8 @@ class LinearProgram:
     noise: Array
     lottery: Lottery = UNIFORM
     places: Permutation = field(default_factory=lambda: IN_ORDER)
-    storage: str = "float64"
     ahead: int | None = None
     count: int | None = None
-    table: RowTable = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.rows, RowTable):
-            table = self.rows
-        else:
-            table = RowTable.filled(self.rows, self.storage)
-            weights = self.weights if self.weights.size else np.ones(len(self.y))
-            table.sides[:] = SIDES[self.dynamics.estimator](self.loss, self.base, self.y, weights)
-        object.__setattr__(self, "table", table)
-        object.__setattr__(self, "rows", table.rows)
 
 
 def advance(
@@ -318,13 +296,9 @@ def advance_coupled(
 
 def _proxy(program: LinearProgram, score0: Array, curvature0: Array) -> LinearProgram:
     """The program with the residual score0 + curvature0 x̃ᵀψ and no guard; it shares the rows."""
-    table, zeros = program.table, np.zeros_like(score0)
-    proxy = copy(program)
-    object.__setattr__(proxy, "loss", ScalarLoss("proxy", *4 * (_identity,)))
-    sides = side_columns(zeros, zeros, curvature0, score0)
-    object.__setattr__(proxy, "table", RowTable(table.cells, sides, table.dim))
-    object.__setattr__(proxy, "guard_radius2", np.inf)
-    return proxy
+    zeros = np.zeros_like(score0)
+    table = replace(program.table, sides=side_columns(zeros, zeros, curvature0, score0))
+    return replace(program, loss=ScalarLoss("proxy", *4 * (_identity,)), table=table, guard_radius2=np.inf)
 
 
 def _identity(eta: V, y: V, p: Array) -> V:  # noqa: ARG001

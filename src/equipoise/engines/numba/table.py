@@ -82,13 +82,6 @@ class RowTable:
         cells, sides = lines[:, :used].view(kind), lines[:, used : used + _SIDES * 8].view(np.float64)
         return RowTable(cells, sides, dim)
 
-    @staticmethod
-    def filled(rows: Cells, storage: str = "float64") -> RowTable:
-        """A table with a copy of the rows; the sides are left to the caller."""
-        table = RowTable.blank(rows.shape[0], rows.shape[1], storage)
-        table.put(slice(None), rows)
-        return table
-
     def room(self, here: slice) -> Cells:
         """Where rows are to be written, with what they are padded with in its place."""
         self.cells[here, self.dim :] = 0.0
@@ -98,8 +91,3 @@ class RowTable:
         """Write rows, and what they are padded with."""
         self.cells[here, : self.dim] = rows
         self.cells[here, self.dim :] = 0.0
-
-    @property
-    def rows(self) -> Cells:
-        """The rows without their padding, (N, D)."""
-        return self.cells[:, : self.dim]

@@ -132,7 +132,7 @@ class LinearEngine:
     @cached_property
     def identity(self) -> str:
         """A digest of rows, loss, prior and how rows are held."""
-        return f"{self.regression.identity} {self.program.storage}"
+        return f"{self.regression.identity} {self.program.table.cells.dtype}"
 
     def parameters(self, positions: Array) -> Array:
         """θ̂ + L φ for many φ."""
@@ -180,8 +180,10 @@ def linear_engine(
     ----------
     regression, tuning, guard
         What to sample, the step matrix, and the guard's ellipsoid.
-    storage, ahead
-        How the rows are held and fetched; see `equipoise.engines.numba.linear.LinearProgram`.
+    storage
+        The type rows are held in: float64, or float32 for half the memory. Sums are float64 either way.
+    ahead
+        See `equipoise.engines.numba.linear.LinearProgram`.
     touched
         How many rows the chains are expected to touch: of many more, only those they do touch are whitened. It changes no bit.
 
@@ -198,7 +200,6 @@ def linear_engine(
     stored = isinstance(source, Scan) and not _held(source, tuning, storage, touched)
     height = _waiting(cast("Scan[Rows]", source), tuning, storage, touched) if stored else source.n
     whitener = Whitener.of(regression.loss, root, tuning, lottery, storage, height)
-    table = whitener.table
     if stored:
         queue = Queue(cast("Scan[Rows]", source), dynamics, noise, height, touched, whitener.put, regression.weight)
     elif _few(source, touched):
@@ -211,33 +212,22 @@ def linear_engine(
     pull = n * regression.gradient if regression.gradient.size else prior
     half = solve_triangular(cholesky(guard.cov, lower=True), root, lower=True)
     metric = half.T @ half
-    base, y, weights, _ = table.sides.T
-    return LinearEngine(
-        regression,
-        LinearProgram(
-            loss=regression.loss,
-            rows=table,
-            base=base,
-            y=y,
-            weights=weights,
-            prior_gradient=root.T @ pull / n,
-            prior_curvature=curvature / n,
-            dynamics=dynamics,
-            noise=noise,
-            lottery=lottery,
-            places=places,
-            guard_radius2=guard.radius2,
-            guard_metric=metric,
-            guard_bound=float(np.linalg.eigvalsh(metric)[-1]),
-            storage=storage,
-            ahead=ahead,
-            count=source.n,
-        ),
-        root,
-        center,
-        supply,
-        queue,
+    program = LinearProgram(
+        loss=regression.loss,
+        table=whitener.table,
+        prior_gradient=root.T @ pull / n,
+        prior_curvature=curvature / n,
+        dynamics=dynamics,
+        noise=noise,
+        lottery=lottery,
+        places=places,
+        guard_radius2=guard.radius2,
+        guard_metric=metric,
+        guard_bound=float(np.linalg.eigvalsh(metric)[-1]),
+        ahead=ahead,
+        count=source.n,
     )
+    return LinearEngine(regression, program, root, center, supply, queue)
 
 
 def _whitening(regression: Regression, tuning: Tuning) -> tuple[Array, Array, Array]:

@@ -19,7 +19,6 @@ from equipoise.engines.lottery import UNIFORM, Lottery
 from equipoise.engines.numba.linear import lifting
 from equipoise.engines.rules import coordinates
 from equipoise.interop.torch.functions import mapped
-from equipoise.theory.curvature import emphasis
 from equipoise.theory.tuning import Tuning
 
 if TYPE_CHECKING:
@@ -91,18 +90,10 @@ class TorchEngine(AutodiffEngine):
 def torch_engine(problem: TorchProblem, tuning: Tuning, guard: Guard) -> TorchEngine:
     """The engine of a module for a step matrix."""
     root, noise, _ = coordinates(tuning.step, tuning.noise, tuning.dynamics.temperature)
-    center, nothing = tuning.center, np.empty(0)
-    leverages = nothing
-    if tuning.dynamics.rule.weighted:
-        inverse = np.linalg.inv(tuning.predicted.moments.hessian).astype(np.float64)
-        leverages = problem.leverages(center, inverse)
-    weights = emphasis(leverages, float(leverages.mean())) if leverages.size else nothing
+    center, functions = tuning.center, problem.functions
+    gradient, weights = problem.slope_and_emphasis(tuning)
     lottery = Lottery.of(weights) if weights.size else UNIFORM
-    gradient, pull = nothing, nothing
-    if tuning.dynamics.gradient == "control-variate":
-        gradient = problem.derivatives(center, 1).gradient
-        pull = gradient - problem.functions.penalty_gradient(center) / problem.n
-    functions = problem.functions
+    pull = gradient - functions.penalty_gradient(center) / problem.n if gradient.size else gradient
     loss = Loss(functions.row, functions.penalty, False, False, tuning.dim)  # type: ignore[arg-type]
     rows = _whole(problem)
     task = Task(loss, rows, problem.n, problem.source.fingerprint(), gradient, weights)

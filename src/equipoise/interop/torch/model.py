@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from equipoise.arrays import Array
 from equipoise.cards import Card
-from equipoise.checks import checked_fields, shown
+from equipoise.checks import checked_fields, shown, users_code
 from equipoise.data.fields import Columns
 from equipoise.data.observed import Observations
 from equipoise.engines.engine import Engine, Guard
@@ -197,15 +197,9 @@ class TorchProblem(GeneralProblem):
         start = self.flatten(self.model.init)
         block = next(iter(self.source.blocks()))
         some = self.padded(block.take(slice(0, min(3, block.n))), min(3, block.n))
-        try:
+        remedy = "check shapes and dtypes: floating-point inputs come as float64"
+        with users_code("module, loss", "functions of the data's inputs, and of outputs and targets", remedy):
             found = self.functions.each(torch.from_numpy(start), some.rows)
-        except Exception as error:  # whatever the user's module raises
-            raise InvalidInput(
-                "module, loss",
-                "functions of the data's inputs, and of outputs and targets",
-                f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}",
-                "check shapes and dtypes: floating-point inputs come as float64",
-            ) from error
         if not isinstance(found, torch.Tensor) or tuple(found.shape) != (some.size,):
             given = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
             raise InvalidInput(

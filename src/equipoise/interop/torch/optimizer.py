@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -28,6 +28,9 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     Gradients are those of the mean loss of a batch; a regulariser is part of the loss, over N, or a Gaussian prior of
     precision γ is `weight_decay=γ/N`. With a tuning for control variates `step` takes a closure, and evaluates it at the
     minimiser too. While it runs, gradients are watched: batches of another size or law than the tuning's are named.
+
+    A schedule may hold `lr` at 1 and `momentum` at the tuning's, and is refused where it would change them: the draws'
+    covariance follows from the step matrix, and steps that shrink on the way leave them no law.
 
     Parameters
     ----------
@@ -73,7 +76,8 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
         require_size(tuning, sum(p.numel() for p in tensors), "pass the parameters that were tuned for, all of them")
         self.tuning, self._sealed = tuning, False
         settings = {"seed": whole("seed", seed, 0, "pass an int"), "weight_decay": float(weight_decay)}
-        super().__init__(tensors, {**settings, "fingerprint": _fingerprint(tuning)})
+        held = {"lr": 1.0, "momentum": self._move.momentum}
+        super().__init__(tensors, {**settings, **held, "fingerprint": _fingerprint(tuning)})
         self._sealed = True
         flat = self._flat()  # in the precision that holds all parameters
         self._step, self._root, self._center = (
@@ -99,6 +103,7 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     def step(self, closure: Closure | None = None) -> Any:
         """One step; a closure clears the gradients, evaluates the loss of a batch, and calls `backward()`."""
         group = self.param_groups[0]
+        self._require_tuned(group)
         state = self.state[group["params"][0]]
         loss = None
         if closure is not None:
@@ -130,8 +135,8 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a state; one of another tuning is refused."""
-        saved = state_dict["param_groups"][0].get("fingerprint")
-        if saved != _fingerprint(self.tuning):
+        groups = state_dict.get("param_groups") or [{}]
+        if groups[0].get("fingerprint") != _fingerprint(self.tuning):
             raise CheckpointMismatch("this optimizer's state belongs to another tuning")
         super().load_state_dict(state_dict)
 
@@ -142,6 +147,17 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
     def flat(self) -> Array:
         """The parameters, flat: a draw."""
         return np.array(self._flat().double().cpu().numpy())
+
+    def _require_tuned(self, group: Mapping[str, Any]) -> None:
+        """Refuse settings that a scheduler, or a hand, has moved away from the tuning's."""
+        for name, tuned in (("lr", 1.0), ("momentum", self._move.momentum)):
+            given = float(group.get(name, tuned))
+            if given != tuned:
+                raise InvalidInput(
+                    name, f"{tuned:g} throughout, as the step matrix was tuned for: with other steps the draws have another "
+                    "covariance, and with changing ones none", f"{given:g}",
+                    "leave the scheduler out, or tune for another step: eq.Tuning.at(moments, step, dynamics)",
+                )  # fmt: skip
 
     def _normals(self, seed: int, count: int) -> Any:
         """Noise that depends on nothing but the seed and the step's number, so that a state is small and resumes."""

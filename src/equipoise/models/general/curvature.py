@@ -143,13 +143,10 @@ class GeneralCurvature:
 
     def leverages(self, inverse: Array) -> Array:
         """|tr(H⁻¹ J_n)| of every observation: exact, or with many parameters an estimate, the same at every call."""
-        drawn, problem, found, longest = self._lottery(inverse), self.problem, [], 0
+        drawn = self._lottery(inverse)
         with jax.enable_x64(True), fixed_order():
-            for block in problem.source.blocks(self._width):
-                longest = max(longest, block.height)
-                b = problem.padded(block, longest)
-                found.append(np.repeat(self._leverage(b, drawn), b.counts.astype(np.int64)))
-        return np.concatenate(found)
+            every = self.problem.each(self._width)
+            return np.concatenate([np.repeat(self._leverage(b, drawn), b.counts.astype(np.int64)) for b in every])
 
     def leveraged(self, inverse: Array, hessian: Array) -> GeneralCurvature:
         """The same for rows drawn by leverage."""
@@ -215,11 +212,9 @@ class GeneralCurvature:
     def expansion(self, basis: Array) -> FullExpansion:
         """The derivatives of the rows, written out."""
         some = self.sampled(expanded_rows(self.problem.source.n, len(basis))).problem
-        functions, parts, longest = some.functions, [], 0
+        functions, parts = some.functions, []
         with jax.enable_x64(True):
-            for block in some.source.blocks(some.model.structure.apart(basis.size)):
-                longest = max(longest, block.height)
-                b = some.padded(block, longest)
+            for b in some.each(some.model.structure.apart(basis.size)):
                 of_rows = (functions.scores, functions.hessians, functions.thirds)
                 g, J, T = (np.asarray(f(self.theta, b.rows))[: b.size] for f in of_rows)
                 weights = (
@@ -244,11 +239,9 @@ class GeneralCurvature:
 
     def sampled(self, count: int) -> GeneralCurvature:
         """The same of so many rows at most."""
-        return (
-            self
-            if count >= self.problem.source.n
-            else GeneralCurvature(self.problem.subsample(count, seed=None), self.theta, self.drawn)
-        )
+        if count >= self.problem.source.n:
+            return self
+        return GeneralCurvature(self.problem.subsample(count, seed=None), self.theta, self.drawn)
 
     def representative(self, count: int, S: Array) -> GeneralCurvature:
         """All rows in memory; of files those that stand for all, where they have the mean tr(J_n S)⁴ of all."""
@@ -273,10 +266,8 @@ class GeneralCurvature:
             return Total(np.einsum("nkd,nk->dk", images, b.counts[:, None] * (scores @ basis)))
 
         with jax.enable_x64(True):
-            return (
-                self.problem.reduce(against, self.problem.model.structure.apart(basis.shape[1])).total
-                / self.problem.source.n
-            )
+            width = self.problem.model.structure.apart(basis.shape[1])
+            return self.problem.reduce(against, width).total / self.problem.source.n
 
 
 def _sizes(J: Array, S: Array) -> Array:

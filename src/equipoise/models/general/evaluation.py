@@ -11,6 +11,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.observed import Observations
 from equipoise.models.general.observing import observations
+from equipoise.models.general.tracing import require_array
 from equipoise.models.layout import Wide
 from equipoise.models.problem import Layout
 
@@ -34,6 +35,7 @@ def evaluate(layout: Layout, function: Callable[..., object], data: object, draw
         def each(full: jax.Array) -> object:
             return jax.lax.map(lambda t: jax.vmap(lambda o: function(shaped(t), o))(held), full)
 
+        require_array(each, embed(draws[:1]))
         some = max(1, _TOGETHER // size)
         parts = [np.asarray(each(embed(draws[k : k + some]))) for k in range(0, len(draws), some)]
         return np.concatenate(parts)

@@ -71,11 +71,9 @@ class FactoredCurvature:
             return symmetric(tree_sum(self._scatters()).total) / self.exact.problem.source.n
 
     def _scatters(self) -> Iterator[Total]:
-        problem, theta, longest = self.exact.problem, self.exact.theta, 0
-        for block, (u, w, counts) in zip(problem.source.blocks(self._width), self.parts(), strict=True):
-            longest = max(longest, block.height)
-            padded = problem.padded(block, longest)
-            g = np.asarray(problem.functions.scores(theta, padded.rows))[: padded.size]
+        problem, theta = self.exact.problem, self.exact.theta
+        for b, (u, w, counts) in zip(problem.each(self._width), self.parts(), strict=True):
+            g = np.asarray(problem.functions.scores(theta, b.rows))[: b.size]
             yield Total((g * self._shares(u, w, counts)[:, None]).T @ g)
 
     def _shares(self, u: Array, w: Array, counts: Array) -> Array:

@@ -176,11 +176,11 @@ class Functions:
             self.penalty = lambda theta: regularizer(structure.unflatten(theta))
         self.penalty_gradient = jax.jit(jax.grad(self.penalty))
         self.penalty_hessian = jax.jit(_hessian(self.penalty, structure.together))
-        self.penalty_product = jax.jit(lambda t, v: jax.jvp(jax.grad(self.penalty), (t,), (v,))[1])
+        self.penalty_product = jax.jit(lambda t, v: _along(jax.grad(self.penalty), t, v))
         third = jax.jit(jax.jacfwd(_hessian(self.penalty, structure.together)))
         bends = jax.jit(
             lambda t, vectors: jax.lax.map(
-                lambda v: jax.jvp(lambda u: self.penalty_product(u, v), (t,), (v,))[1], vectors, batch_size=DIRECTIONS
+                lambda v: _along(self.penalty_product, t, v, v), vectors, batch_size=DIRECTIONS
             )
         )
 

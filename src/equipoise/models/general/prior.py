@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.checks import finite_array
+from equipoise.checks import finite_array, require_semidefinite
 from equipoise.engines.jax.projection import Traced, Tree
 from equipoise.errors import InvalidInput
 from equipoise.linalg import symmetric
@@ -91,13 +91,8 @@ def gaussian_prior(structure: Structure, precision: Tree, mean: Tree, alone: boo
         raise InvalidInput("prior_mean", "given with a prior_precision", "no precision", remedy)
     if not alone and (gamma.any() or mu.any()):
         raise InvalidInput("regularizer", "left out when a Gaussian prior is given", "both", "give one of the two")
-    if gamma.ndim == 2 and np.abs(gamma - gamma.T).max() > 1e-8 * np.abs(gamma).max():
-        raise InvalidInput("prior_precision", "symmetric", "a matrix that is not", "pass (P + P.T) / 2")
-    gamma = symmetric(gamma) if gamma.ndim == 2 else gamma
-    lowest = np.linalg.eigvalsh(gamma)[0] if gamma.ndim == 2 else gamma.min()
-    if lowest < -1e-10 * max(1.0, float(np.abs(gamma).max())):
-        raise InvalidInput("prior_precision", "positive semi-definite", "a negative direction", "use zero for no prior")
-    return Prior(gamma, mu)
+    require_semidefinite("prior_precision", gamma)
+    return Prior(symmetric(gamma) if gamma.ndim == 2 else gamma, mu)
 
 
 def _numbers(name: str, given: Tree, structure: Structure) -> Array:

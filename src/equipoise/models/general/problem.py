@@ -7,7 +7,7 @@ nothing is compiled twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
 
@@ -297,25 +297,31 @@ class GeneralProblem(Card):
         with jax.enable_x64(True):
             joined = [jnp.asarray(np.concatenate(column)) for column in zip(*parts, strict=True)]
             data = jax.tree.unflatten(self.tree, joined)
-        center, moments, nothing = tuning.center, tuning.predicted.moments, np.empty(0)
-        leverages = nothing
-        if tuning.dynamics.rule.weighted:
-            leverages = self.leverages(center, np.linalg.inv(moments.hessian).astype(np.float64))
-        task = Task(
-            self.functions.loss,
-            data,
-            self.n,
-            self.source.fingerprint(),
-            self.derivatives(center, 1).gradient if tuning.dynamics.gradient == "control-variate" else nothing,
-            emphasis(leverages, float(leverages.mean())) if leverages.size else nothing,
-            away,
-            touched,
-        )
+        drawn = self.slope_and_emphasis(tuning)
+        task = Task(self.functions.loss, data, self.n, self.source.fingerprint(), *drawn, away, touched)
         return autodiff_engine(task, tuning, guard)
+
+    def slope_and_emphasis(self, tuning: Tuning) -> tuple[Array, Array]:
+        """∇L at θ̂ for control variates, and 1/(N p_n) of rows drawn by leverage; each empty where it is not used."""
+        slope = emphasised = np.empty(0)
+        if tuning.dynamics.gradient == "control-variate":
+            slope = self.derivatives(tuning.center, 1).gradient
+        if tuning.dynamics.rule.weighted:
+            inverse = np.linalg.inv(tuning.predicted.moments.hessian).astype(np.float64)
+            leverages = self.leverages(tuning.center, inverse)
+            emphasised = emphasis(leverages, float(leverages.mean()))
+        return slope, emphasised
 
     def coupling(self, tuning: Tuning, guard: Guard) -> Coupling:
         """Only the linear engine runs a chain beside its proxy."""
         raise only_glm("whose chains can run beside their proxy")
+
+    def each(self, width: int) -> Iterator[Padded]:
+        """Blocks of rows of one length, `width` numbers to be made of each row; call it in float64."""
+        longest = 0
+        for block in self.source.blocks(width):
+            longest = max(longest, block.height)
+            yield self.padded(block, longest)
 
     def reduce(self, f: Callable[[Padded], Sums], width: int) -> Sums:
         """Σ f over blocks of rows of one length, `width` numbers to be made of each row."""

@@ -13,6 +13,7 @@ from equipoise.arrays import Array
 from equipoise.errors import FitFailed, InvalidInput
 from equipoise.models.general.observing import bare
 from equipoise.models.general.problem import GeneralProblem
+from equipoise.models.general.tracing import require_array
 from equipoise.models.general.whole import Whole
 
 __all__ = ["Share", "captured_share"]
@@ -109,13 +110,11 @@ def _gradients(whole: Whole, function: Callable[..., object]) -> Callable[[np.ra
     pulled = jax.jit(jax.grad(lambda theta, rows, signs: jnp.sum(signs * values(theta, rows))))
 
     def combine(rng: np.random.Generator) -> Array:
-        total, longest = np.zeros(whole.dim), 0
+        total = np.zeros(whole.dim)
         with jax.enable_x64(True):
-            for block in problem.source.blocks(problem.summed):
-                longest = max(longest, block.height)
-                b = problem.padded(block, longest)
-                size = jax.eval_shape(values, whole.theta, b.rows).shape[1]
-                signs = rng.choice([-1.0, 1.0], size=(longest, size)) * np.sqrt(np.asarray(b.mask))[:, None]
+            for b in problem.each(problem.summed):
+                size = require_array(values, whole.theta, b.rows).shape
+                signs = rng.choice([-1.0, 1.0], size=size) * np.sqrt(np.asarray(b.mask))[:, None]
                 total += np.asarray(pulled(whole.theta, b.rows, signs))
         if not total.any():
             raise InvalidInput(

@@ -77,11 +77,9 @@ def subspace_curvature(exact: GeneralCurvature) -> FactoredCurvature | StoredCur
 
 def _stored(exact: GeneralCurvature) -> StoredCurvature:
     problem, functions, theta = exact.problem, exact.problem.functions, exact.theta
-    scores, hessians, longest = [], [], 0
+    scores, hessians = [], []
     with jax.enable_x64(True):
-        for block in problem.source.blocks(functions.written):
-            longest = max(longest, block.height)
-            b = problem.padded(block, longest)
+        for b in problem.each(functions.written):
             each = np.repeat(np.arange(b.size), b.counts.astype(np.int64))
             scores.append(np.asarray(functions.scores(theta, b.rows))[each])
             hessians.append(np.asarray(functions.hessians(theta, b.rows))[each])

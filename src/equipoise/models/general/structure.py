@@ -12,9 +12,9 @@ import jax
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.checks import finite_array, numeric_array
+from equipoise.checks import finite_array, numeric_array, users_code
 from equipoise.errors import InvalidInput
-from equipoise.models.layout import Skeleton, Variables, embedded
+from equipoise.models.layout import Skeleton, Variables, embedded, kept
 
 __all__ = ["Structure", "leaf_name", "trainable_structure"]
 
@@ -166,11 +166,9 @@ class Structure:
         """A number or array per leaf of parameters (prefixes allowed) as one number for every trainable scalar."""
         shapes = iter(self.trained)
         parts = [next(shapes) if varies else None for varies in self.varies]
-        try:
+        with users_code(name, "a pytree of numbers that fits init", "match its keys"):
             whole = jax.tree.unflatten(self.treedef, [_Leaf(k) for k in range(len(parts))])
             each = jax.tree.map(lambda value, part: jax.tree.map(lambda leaf: (leaf, value), part), given, whole)
-        except (ValueError, TypeError) as error:
-            raise InvalidInput(name, "a pytree of numbers that fits init", str(error), "match its keys") from error
         flat = np.empty(self.full)
         start = 0
         for leaf, value in jax.tree.leaves(each, is_leaf=lambda pair: isinstance(pair, tuple) and len(pair) == 2):
@@ -190,19 +188,17 @@ class Structure:
         """The same in plain containers, which can be kept: what is not a dictionary, list or tuple becomes the first."""
         numbers = [k for k, varies in enumerate(self.varies) if varies]
         trained = tuple((name, shape, k) for (name, shape), k in zip(self.trained, numbers, strict=True))
-        constants = {
-            k: np.asarray(leaf) for k, (leaf, v) in enumerate(zip(self.leaves, self.varies, strict=True)) if not v
-        }
-        kept = {k: array for k, array in constants.items() if array.dtype.kind in "fiub"}
+        others = {k: np.asarray(leaf) for k, leaf in enumerate(self.leaves) if not self.varies[k]}
+        constants = {k: array for k, array in others.items() if array.dtype.kind in "fiub"}
         whole = jax.tree.unflatten(self.treedef, [_Leaf(k) for k in range(len(self.leaves))])
-        return Skeleton(_frame(whole, kept.keys() | set(numbers)), trained, kept, self.origin, self.basis)
+        return Skeleton(_frame(whole, constants.keys() | set(numbers)), trained, constants, self.origin, self.basis)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Structure:
         return self
 
     def __reduce__(self) -> tuple[Callable[[Skeleton], Skeleton], tuple[Skeleton]]:
         # a treedef of the user's own classes does not travel
-        return _same, (self.skeleton(),)
+        return kept, (self.skeleton(),)
 
 
 @dataclass(frozen=True)
@@ -218,10 +214,6 @@ def _coordinates(basis: Array, away: Array) -> Array:
     for _ in range(2):  # the second mends the rounding of the first
         z += np.linalg.solve(gram, basis @ (away - z @ basis) / norms) / norms
     return z
-
-
-def _same(skeleton: Skeleton) -> Skeleton:
-    return skeleton
 
 
 def _frame(tree: Tree, kept: Set[int]) -> dict[str, object]:
@@ -252,14 +244,11 @@ def trainable_structure(init: Tree, trainable: Tree) -> Structure:
         varies = [True] * len(paths)
     elif callable(trainable) and jax.tree_util.all_leaves([trainable]):
         # a mask of the user's own class may be callable too, but it is a pytree
-        varies = [bool(trainable(name)) for name in names]
+        with users_code("trainable", "a function of a leaf's name", "write def trainable(name): ..."):
+            varies = [bool(trainable(name)) for name in names]
     else:
-        try:
+        with users_code("trainable", "a pytree of booleans that fits init", "match its keys"):
             spread = jax.tree.map(lambda flag, part: jax.tree.map(lambda _: bool(flag), part), trainable, init)
-        except (ValueError, TypeError) as error:
-            raise InvalidInput(
-                "trainable", "a pytree of booleans that fits init", str(error), "match its keys"
-            ) from error
         varies = jax.tree.leaves(spread)
     leaves, variables = [], []
     for name, (_, leaf), chosen in zip(names, paths, varies, strict=True):

@@ -6,9 +6,24 @@ from collections.abc import Callable
 
 import jax
 
+from equipoise.checks import users_code
 from equipoise.errors import InvalidInput
 
-__all__ = ["only_glm", "require_scalar"]
+__all__ = ["only_glm", "require_array", "require_scalar"]
+
+
+_REMEDY = "use jax.numpy throughout and check both pytrees"
+
+
+def require_array(function: Callable[..., object], *at: object) -> jax.ShapeDtypeStruct:
+    """What a function of the user's, of parameters and rows, makes; `InvalidInput` unless it is one array."""
+    with users_code("function", "a JAX function of (params, one row of the data)", _REMEDY):
+        found = jax.eval_shape(function, *at)
+    if isinstance(found, jax.ShapeDtypeStruct):
+        return found
+    raise InvalidInput(
+        "function", "one that returns a number or an array", type(found).__name__, "return one of its parts"
+    )
 
 
 def only_glm(why: str) -> InvalidInput:
@@ -20,17 +35,10 @@ def only_glm(why: str) -> InvalidInput:
 
 def require_scalar(name: str, arguments: str, function: Callable[..., object], *at: object) -> None:
     """Raise `InvalidInput` unless the user's function can be traced, gives a real scalar, and has a derivative."""
-    try:
+    with users_code(name, f"a differentiable JAX function of {arguments}", _REMEDY):
         found = jax.eval_shape(function, *at)
         if isinstance(found, jax.ShapeDtypeStruct) and found.shape == () and found.dtype.kind == "f":
             jax.eval_shape(jax.grad(function), *at)
             return
-    except Exception as error:  # whatever the user's code raises
-        raise InvalidInput(
-            name,
-            f"a differentiable JAX function of {arguments}",
-            f"{type(error).__name__}: {str(error).partition(chr(10))[0].rstrip('.')}",
-            "use jax.numpy throughout and check both pytrees",
-        ) from error
     given = jax.tree.map(lambda leaf: f"{leaf.dtype}, shape {leaf.shape}", found)
     raise InvalidInput(name, "a floating-point scalar", given, "sum or index the result")

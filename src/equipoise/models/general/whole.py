@@ -40,11 +40,9 @@ class Whole:
 
     def slopes(self, v: Array) -> Array:
         """G v less its mean, (N,)."""
-        problem, found, longest = self.problem, [], 0
+        problem, found = self.problem, []
         with jax.enable_x64(True):
-            for block in problem.source.blocks(problem.summed):
-                longest = max(longest, block.height)
-                b = problem.padded(block, longest)
+            for b in problem.each(problem.summed):
                 each = np.asarray(problem.functions.slopes(self.theta, b.rows, v))[: b.size]
                 found.append(np.repeat(each, b.counts.astype(np.int64)))
         made = np.concatenate(found)
@@ -52,13 +50,11 @@ class Whole:
 
     def pulled(self, w: Array) -> Array:
         """Gᵀ w for weights less their mean."""
-        problem, first, longest = self.problem, 0, 0
+        problem, first = self.problem, 0
         away, total = w - w.mean(), np.zeros(self.dim)
         with jax.enable_x64(True):
-            for block in problem.source.blocks(problem.summed):
-                longest = max(longest, block.height)
-                b = problem.padded(block, longest)
-                weights, starts = np.zeros(longest), np.cumsum(b.counts).astype(np.int64)
+            for b in problem.each(problem.summed):
+                weights, starts = np.zeros(len(b.mask)), np.cumsum(b.counts).astype(np.int64)
                 here = away[first : first + starts[-1]]
                 weights[: b.size] = np.add.reduceat(here, np.append(0, starts[:-1]))
                 total += np.asarray(problem.functions.gradient(self.theta, b.rows, weights)[1])
