@@ -136,7 +136,8 @@ def test_a_long_epoch_of_short_steps_loses_no_digits(rate):
         powers = p ** np.array([Decimal(k) for k in range(n)])
         sums, squares = (np.concatenate([[Decimal(0)], np.cumsum(part)]) for part in (powers, powers**2))
         made = (n * squares - sums**2) / (2 * n - 1)
-        P = (squares * 0 + p) ** np.array([Decimal(2 * k) for k in range(n + 1)]) * (made[-1] / (1 - p ** (2 * n))) + made
+        start = made[-1] / (1 - p ** (2 * n))
+        P = start * p ** np.array([Decimal(2 * k) for k in range(n + 1)]) + made
         unit = float(Decimal(rate) ** 2) * m.score_cov[0, 0]
     for j in (0, 1, n // 3, n - 1):
         assert law.cov_at(j)[0, 0] == pytest.approx(float(P[j]) * unit, rel=1e-12)
