@@ -41,6 +41,7 @@ __all__ = [
     "in_fixed_order",
     "is_positive",
     "quadratic_forms",
+    "signed_axes",
     "split_range",
     "symmetric",
     "times_lower",
@@ -79,6 +80,16 @@ def is_positive(a: Array) -> bool:
     except np.linalg.LinAlgError:
         return False
     return True
+
+
+def signed_axes(a: Array) -> tuple[Array, Array]:
+    """Eigenvalues, ascending, and eigenvectors as columns, whose signs make (1, 1/√2, 1/√3, …) a positive product with each.
+
+    They have no signs of their own, and libraries of linear algebra differ: a chain that moves along them must not.
+    """
+    values, axes = np.linalg.eigh(a)
+    against = (1.0 / np.sqrt(np.arange(1.0, len(a) + 1.0))) @ axes < 0.0
+    return values, np.where(against, -axes, axes)
 
 
 def between(factor: tuple[Array, bool], middle: Array) -> Array:

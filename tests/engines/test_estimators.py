@@ -328,6 +328,12 @@ def test_coordinates_make_step_and_noise_diagonal_together():
     np.testing.assert_allclose((root * scales**2) @ root.T, noise, rtol=0, atol=1e-12)
     # two directions without noise: its rank is four
     assert np.sum(scales > 1e-6) == 4
+    # eigenvectors come with either sign, depending on the library: a chain must not
+    plain = np.linalg.eigh
+    for signs in (np.array([1, -1, 1, 1, -1, -1.0]), -np.ones(6)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(np.linalg, "eigh", lambda m, s=signs: (plain(m)[0], plain(m)[1] * s))
+            np.testing.assert_array_equal(coordinates(step, noise, 0.0).root, root)
     for temperature in (0.0, 0.02):
         root, scales, free = coordinates(step, 2.0 * temperature * step, temperature)
         assert free

@@ -27,7 +27,7 @@ def test_only_a_posterior_is_called_one() -> None:
     for target, group in (("posterior", "posterior"), ("sandwich", "draws")):
         cal = eq.calibrate(eq.glm("poisson"), (x, y), target=target, ess=50, chains=2, fidelity=0.0, progress=False)
         for found in (cal.to_arviz(), cal.chains.to_arviz(), eq.Chains.from_draws(cal.draws, cal.tuning).to_arviz()):
-            assert group in (found.children if hasattr(found, "children") else found.groups())  # of ArviZ 1, and before
+            assert group in found
             np.testing.assert_array_equal(found[group]["x1"].to_numpy(), cal.draws[:, :, 1])
         whole = cal.to_arviz()
         steps = whole["sample_stats"]["step"].to_numpy()

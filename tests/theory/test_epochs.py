@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from decimal import Decimal, localcontext
 from pathlib import Path
 
 import numpy as np
@@ -124,26 +125,35 @@ def test_full_batches_leave_no_long_run_covariance():
     np.testing.assert_allclose(uneven.long_run_cov, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("rate", [1e-7, 1e-4, 0.3, 1.2])
+@pytest.mark.parametrize("rate", [1e-20, 1e-7, 1e-4, 0.3, 1.2])
 def test_a_long_epoch_of_short_steps_loses_no_digits(rate):
     n = 1000
     rng = np.random.default_rng(0)
     m = eq.Moments.from_arrays(rng.normal(size=(2 * n, 1)), np.ones((2 * n, 1, 1)))
     law = eq.stationary(m, rate, epochs(2))
-    p = np.longdouble(1.0) - np.longdouble(rate)
-    powers = p ** np.arange(n)
-    eta, omega = np.longdouble(n) / (2 * n - 1), np.longdouble(1.0) / (2 * n - 1)
-    sums = np.concatenate([[0], np.cumsum(powers)])
-    made = eta * np.concatenate([[0], np.cumsum(powers**2)]) - omega * sums**2
-    around = eta * np.sum((powers - powers.mean()) ** 2)  # the same at the end of the epoch, without cancellation
-    made[-1] = around
-    start = around / (1 - p ** (2 * n))
-    P = p ** (2 * np.arange(n + 1)) * start + made
-    unit = np.longdouble(rate) ** 2 * m.score_cov[0, 0]
+    with localcontext(prec=100):
+        p = 1 - Decimal(rate)
+        powers = p ** np.array([Decimal(k) for k in range(n)])
+        sums, squares = (np.concatenate([[Decimal(0)], np.cumsum(part)]) for part in (powers, powers**2))
+        made = (n * squares - sums**2) / (2 * n - 1)
+        start = made[-1] / (1 - p ** (2 * n))
+        P = start * p ** np.array([Decimal(2 * k) for k in range(n + 1)]) + made
+        unit = float(Decimal(rate) ** 2) * m.score_cov[0, 0]
     for j in (0, 1, n // 3, n - 1):
-        # long doubles lose at most a factor (n·rate)⁻² = 1e8 of their 1e-19
-        assert law.cov_at(j)[0, 0] == pytest.approx(float(P[j] * unit), rel=1e-8)
-    assert law.cov[0, 0] == pytest.approx(float(P[:-1].mean() * unit), rel=1e-8)
+        assert law.cov_at(j)[0, 0] == pytest.approx(float(P[j]) * unit, rel=1e-12)
+    assert law.cov[0, 0] == pytest.approx(float(P[:-1].mean()) * unit, rel=1e-12)
+
+
+def test_a_chain_that_hardly_moves_has_the_law_of_the_limit():
+    """An epoch is then a sum of j of n batches without replacement, from a start that hardly varies: a bridge."""
+    m = brute.problem(3, n=60).moments
+    step = direction(m, 0.0, 0.4)
+    short, shorter = (eq.stationary(m, rate * step, epochs(5)) for rate in (1e-9, 1e-20))
+    moved = 1e-40 * step @ m.score_cov @ step / (60 - 1)
+    np.testing.assert_allclose(shorter.cov_at(5), 5 * (12 - 5) * moved, rtol=1e-12)
+    np.testing.assert_allclose(shorter.cov, (12**2 - 1) / 6 * moved, rtol=1e-12)
+    np.testing.assert_allclose(shorter.shift * 1e11, short.shift, rtol=1e-6)
+    np.testing.assert_allclose(shorter.shift_at(5) * 1e11, short.shift_at(5), rtol=1e-6)
 
 
 def regression(n: int, dim: int, seed: int, prior: float = 0.0):

@@ -7,7 +7,6 @@ B (2−γ)/γ, with the smallest batch B for which the tails are no heavier than
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from equipoise.calibration.options import Length, Moves
 from equipoise.sampling.budget import leverage_seconds, predicted_seconds
 from equipoise.theory.completion import MARGIN, largest_fidelity_step
 from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.mixing import whole_steps
 from equipoise.theory.moments import Moments
 from equipoise.theory.tails import smallest_batch
 
@@ -162,7 +162,7 @@ def _candidate(
     sampler: str, dynamics: Dynamics, gamma: float, rows_per_draw: float, dim: int, length: Length, setup: float = 0.0
 ) -> Candidate:
     B = dynamics.batch_size
-    steps = ceil(length.ess * rows_per_draw / B / length.chains)
+    steps = whole_steps(length.ess * rows_per_draw / B / length.chains)
     seconds = setup + predicted_seconds(length.chains, steps, B, dim)
     return Candidate(sampler, dynamics.batches, B, gamma, rows_per_draw, float(length.chains * steps * B), seconds)
 

@@ -30,6 +30,7 @@ from equipoise.models.verbs import moments
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
 from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.mixing import whole_steps
 from equipoise.theory.moments import Moments
 from equipoise.theory.targets import require_scores
 from equipoise.theory.tuning import Tuning, tune
@@ -301,7 +302,7 @@ def make_plan(
     sampler, tuning, considered = _choose(problem, found, wanted, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = tuning.predicted.draw_time(every)
-    stored = length.draws or max(2, int(np.ceil(length.ess * iact / length.chains / every)))
+    stored = length.draws or max(2, whole_steps(length.ess * iact / length.chains / every))
     steps, batch, ess = discard + stored * every, tuning.dynamics.batch_size, length.chains * stored * every / iact
     reads = reads_of(problem, float(length.chains) * steps * batch, ess, tuning, sampler)
     return Plan(

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.linalg import cholesky, eigh, solve_triangular
+from scipy.linalg import cholesky, solve_triangular
 
 from equipoise.arrays import Array, Words
 from equipoise.engines.engine import ChainState
@@ -28,7 +28,7 @@ from equipoise.engines.random import (
     rows_by_lottery,
     rows_with_replacement,
 )
-from equipoise.linalg import symmetric
+from equipoise.linalg import signed_axes, symmetric
 from equipoise.theory.dynamics import BatchRule, Dynamics, Epochs, Independent, Leverage
 
 __all__ = [
@@ -274,7 +274,7 @@ def coordinates(step: Array, noise: Array, temperature: float) -> Coordinates:
     if np.abs(noise - langevin * step).max() <= _ROUNDING * langevin * np.abs(step).max():
         return Coordinates(triangular, np.full(dim, np.sqrt(langevin)), free=True)
     half = solve_triangular(triangular, noise, lower=True)
-    variances, axes = eigh(symmetric(solve_triangular(triangular, half.T, lower=True)))
+    variances, axes = signed_axes(symmetric(solve_triangular(triangular, half.T, lower=True)))
     return Coordinates(np.ascontiguousarray(triangular @ axes), np.sqrt(np.maximum(variances, 0.0)), free=False)
 
 

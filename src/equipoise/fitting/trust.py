@@ -20,6 +20,7 @@ from equipoise.fitting.certificate import (
 )
 from equipoise.fitting.maps import whitening
 from equipoise.fitting.products import separation, steered
+from equipoise.fitting.region import lowest
 from equipoise.fitting.smoothness import allowed, require_smooth, require_steady
 from equipoise.linalg import FAINT, FLAT, curvature_axes, symmetric
 from equipoise.models.problem import Derivatives, Problem
@@ -31,6 +32,8 @@ _FADED = 1e-8  # of the curvature at the start: below it, a minimum may be an as
 FEW = 300  # parameters up to which every step has its matrix
 _SOME = 1500  # and up to which one is made at the end, to name every flat direction
 _POLISHING = 20  # Newton steps after the trust region
+_LEVEL = 1e-8  # length of a gradient at which the trust region is left
+_FURTHEST = 1e12  # its largest radius
 
 
 @dataclass
@@ -178,31 +181,26 @@ def _condition(H: Array) -> float:
 
 def _trusted(frame: _Frame, max_iterations: int, bends: Array) -> tuple[Array, int]:
     """Where the trust region ends, and after how many steps."""
-    from scipy.optimize import minimize  # slow to import, and convex losses do without
-
-    options = {
-        "gtol": 1e-8,
-        "maxiter": 10 * max_iterations,
-        "initial_trust_radius": 1.0,
-        # it doubles only while the quadratic model predicts well, so that parameters of any size are reached
-        "max_trust_radius": 1e12,
-    }
-
-    def bend(z: Array) -> Array:
-        H = frame.at(z).hessian
-        if not np.isfinite(H).all():  # SciPy would fail over it
-            require_steady(bends, np.sum(H, axis=0), frame.name)
-        return H
-
-    rough = minimize(  # type: ignore[call-overload]
-        lambda z: frame.at(z).value,
-        np.zeros(frame.start.size),
-        jac=lambda z: frame.at(z).gradient,
-        hess=bend,
-        method="trust-exact",
-        options=options,
-    )
-    return rough.x, int(rough.nit)
+    z, radius = np.zeros(frame.start.size), 1.0
+    here, steps = frame.at(z), 0
+    while np.linalg.norm(here.gradient) >= _LEVEL and steps < 10 * max_iterations:
+        if not np.isfinite(here.hessian).all():
+            require_steady(bends, np.sum(here.hessian, axis=0), frame.name)
+        if np.finfo(float).eps * np.abs(here.hessian).max() > np.abs(bends).max() > 0.0:
+            break  # curvatures such as those at the start are lost in rounding
+        move, gain = lowest(here.gradient, here.hessian, radius)
+        if not gain > 0.0 or np.array_equal(z + move, z):
+            break
+        there = frame.at(z + move)
+        share, steps = (here.value - there.value) / gain, steps + 1
+        if share < 0.25:
+            radius *= 0.25
+        elif share > 0.75 and np.linalg.norm(move) > 0.9 * radius:
+            # it doubles only while the quadratic model predicts well, so that parameters of any size are reached
+            radius = min(2.0 * radius, _FURTHEST)
+        if share > 0.15:
+            z, here = z + move, there
+    return z, steps
 
 
 def _settled(frame: _Frame, z: Array, limit: float) -> tuple[Array, float, int]:

@@ -9,7 +9,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.checks import instance
 from equipoise.errors import InvalidInput
-from equipoise.linalg import symmetric
+from equipoise.linalg import signed_axes, symmetric
 from equipoise.theory.tuning import Tuning
 
 __all__ = ["Move", "move_of", "require_size"]
@@ -51,7 +51,7 @@ def move_of(tuning: Tuning) -> Move:
             "batches='leverage', which draws rows unequally and weighs them",
             "tune for other batches, or run it with eq.sample",
         )
-    values, axes = np.linalg.eigh(symmetric(tuning.noise))
+    values, axes = signed_axes(symmetric(tuning.noise))
     kept = values > _ROUNDING * max(values[-1], 0.0)
     return Move(tuning.step, axes[:, kept] * np.sqrt(values[kept]), tuning.dynamics.momentum)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from equipoise.cards import Card
 from equipoise.models.problem import Problem
 from equipoise.sampling.chains import Chains
 from equipoise.sampling.run import resolve_thin, sample
+from equipoise.theory.mixing import whole_steps
 from equipoise.theory.tuning import Tuning, tune
 
 __all__ = ["HalfStep", "half_rows", "halved"]
@@ -58,7 +58,7 @@ def halved(
     half = tune(moments, aim, tuning.dynamics, noise="completed", step=0.5 * tuning.step)
     thin = resolve_thin("auto", half)
     iact = half.predicted.draw_time(thin)
-    draws = ceil(ess * iact / (_CHAINS * thin))
+    draws = whole_steps(ess * iact / (_CHAINS * thin))
     stream = int(np.random.SeedSequence([seed, 0]).generate_state(1)[0])
     run = sample(problem, half, draws=draws, chains=_CHAINS, seed=stream, thin=thin, guard=guard, progress=progress)
     return HalfStep.of(run, _CHAINS * draws * thin / iact)

@@ -25,6 +25,7 @@ from equipoise.sampling.chains import Chains, group_of
 from equipoise.sampling.checkpoint import Checkpoint, fingerprint
 from equipoise.sampling.interrupt import interruptible
 from equipoise.theory.dynamics import Dynamics, Epochs
+from equipoise.theory.mixing import whole_steps
 from equipoise.theory.tuning import Tuning
 
 __all__ = ["require_match", "resolve_burn_in", "resolve_guard", "resolve_thin", "sample"]
@@ -145,7 +146,7 @@ def resolve_burn_in(burn_in: int | str, tuning: Tuning) -> int:
     """
     if isinstance(burn_in, str) and burn_in == "auto":
         law = tuning.predicted
-        return min(law.burn_in(np.zeros(tuning.dim), 0.01), int(np.ceil(5.0 * law.draw_time())))
+        return min(law.burn_in(np.zeros(tuning.dim), 0.01), whole_steps(5.0 * law.draw_time()))
     return whole("burn_in", burn_in, 0, "use 'auto'", "'auto' or ")
 
 

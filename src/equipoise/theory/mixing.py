@@ -15,7 +15,9 @@ from equipoise.arrays import Array
 from equipoise.errors import EquipoiseError
 from equipoise.theory.modes import Modes
 
-__all__ = ["autocovariance", "burn_in", "covariance_noise", "iterate_average", "thinned"]
+__all__ = ["autocovariance", "burn_in", "covariance_noise", "iterate_average", "thinned", "whole_steps"]
+
+_ROUNDING = 1e-9  # of a number of steps that was predicted
 
 
 def _joint(modes: Modes, S: Array) -> Array:
@@ -70,7 +72,16 @@ def burn_in(distance2: float, decay: float, tolerance: float) -> int:
     rate = -math.log(decay)
     moment = math.log(max(1.0, distance2) / tolerance) / rate
     mean = 2.0 * math.log(math.sqrt(distance2) / tolerance) / rate if distance2 > 0.0 else 0.0
-    return math.ceil(max(moment, mean, 1.0))
+    return whole_steps(max(moment, mean, 1.0))
+
+
+def whole_steps(count: float) -> int:
+    """The least whole number that is at least so many, but for rounding.
+
+    >>> whole_steps(250.0 * (1.0 + 1e-15)), whole_steps(250.01)
+    (250, 251)
+    """
+    return math.ceil(count - _ROUNDING * abs(count))
 
 
 def covariance_noise(modes: Modes, S: Array, thin: int, metric: Array) -> float:

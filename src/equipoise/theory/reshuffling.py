@@ -7,7 +7,8 @@ mean dynamics of a mode, (1−d) or a 2×2 matrix with momentum, and g = (−1) 
     S_r = Σ_{k<r} F^k g,        T_r = Σ_{i≤r} S_i
 
 are all that the constant vector brings. Sums over steps are made by doubling, so that n steps cost log n, and without
-differences of nearly equal numbers.
+differences of nearly equal numbers: what n steps take away of a mode, I − Fⁿ, is a sum too, for a mode may move by less
+than the spacing of numbers about one.
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class Epoch:
         The epoch.
     transition
         F of every mode, (D, m, m): m is 1, or 2 with momentum.
+    damping
+        I − F.
     score
         Rᵀ V R.
     injected
@@ -88,6 +91,7 @@ class Epoch:
 
     sizes: Sizes
     transition: Array
+    damping: Array
     score: Array
     injected: Array
 
@@ -95,7 +99,9 @@ class Epoch:
     def of(cls, modes: Modes, score_cov: Array, sizes: Sizes) -> Epoch:
         """Of a chain's modes, its V, and the batches of its epoch."""
         m = 2 if modes.momentum > 0.0 else 1
-        return cls(sizes, modes.transition[:, :m, :m], modes.force(score_cov), modes.noise)
+        d, k = modes.rates, np.full(len(modes.rates), modes.momentum)
+        damping = np.array([[d, k], [-d, 1.0 - k]]).transpose(2, 0, 1)
+        return cls(sizes, modes.transition[:, :m, :m], damping[:, :m, :m], modes.force(score_cov), modes.noise)
 
     @property
     def own(self) -> Epoch:
@@ -136,10 +142,10 @@ class Epoch:
         equation when everything that cancels has been cancelled by hand.
         """
         n, m, g = self.sizes.steps, len(self.kick), self._kicks
-        t = np.einsum("iab,ib->ia", np.eye(m) - self.transition, self.totals[:, m : 2 * m] / n)
+        t = np.einsum("iab,ib->ia", self.damping, self.totals[:, m : 2 * m] / n)
         crossed = self.sizes.common * (self._outer(t, g) + self._outer(g, t))
         source = (crossed + self.sizes.surplus * self._outer(g, g)) * self.score
-        return _balanced(self.transition, self._with_injected(source))
+        return _balanced(self.damping, self._with_injected(source))
 
     def at(self, position: int) -> Array:
         """P_j, the covariance of the state after j batches of an epoch, (m, m, D, D)."""
@@ -152,7 +158,12 @@ class Epoch:
     def _start(self) -> Array:
         """P_0 = F^n P_0 F^nᵀ + R_n."""
         made = self._made(self.sizes.steps) + self.sizes.last * self._outer(self._kicks, self._kicks) * self.score
-        return _balanced(np.linalg.matrix_power(self.transition, self.sizes.steps), made)
+        return _balanced(self._damped(self.sizes.steps), made)
+
+    def _damped(self, count: int) -> Array:
+        """I − F^count = Σ_{k<count} F^k (I − F)."""
+        identity = np.eye(len(self.kick))[None]
+        return _pair_sum(self.transition, identity, self.damping.transpose(1, 2, 0), count).transpose(2, 0, 1)
 
     @property
     def _kicks(self) -> Array:
@@ -276,19 +287,19 @@ class Epoch:
         end = np.linalg.matrix_power(Z, left)
         rest = np.linalg.matrix_power(F, (within + 1) * thin - left)
         beyond = _carried(rest, _carried(end, X, end)[:m, :m], rest)
-        return here + 2.0 * _balanced(np.linalg.matrix_power(F, thin), beyond)[0, 0]
+        return here + 2.0 * _balanced(self._damped(thin), beyond)[0, 0]
 
     def shift(self, response: Array) -> Array:
         """μ̄ in the modes' coordinates, averaged over the epoch, given Rᵀ U(r_m r_mᵀ) in column m."""
         n = self.sizes.steps
-        held = np.linalg.solve(np.eye(len(self.kick)) - self.transition, self._kicks[..., None])
+        held = np.linalg.solve(self.damping, self._kicks[..., None])
         return -self.sizes.common * held[:, 0, 0] * (response @ (self.totals[:, 0] / n))
 
     def shift_at(self, position: int, response: Array) -> Array:
         """μ_j in the modes' coordinates, after j batches of an epoch: μ_{j+1} = F μ_j − ω g Σ_m U_m S_j(m)."""
         n, F = self.sizes.steps, self.transition
         whole = self._driven(n, response)
-        start = np.linalg.solve(np.eye(len(self.kick)) - np.linalg.matrix_power(F, n), whole[..., None])
+        start = np.linalg.solve(self._damped(n), whole[..., None])
         carried = np.einsum("iab,ib->ia", np.linalg.matrix_power(F, position), start[..., 0])
         return (carried + self._driven(position, response))[:, 0]
 
@@ -335,13 +346,16 @@ def _pair_sum(left: Array, right: Array, X: Array, count: int) -> Array:
     return total
 
 
-def _balanced(F: Array, source: Array) -> Array:
-    """X = F_i X F_jᵀ + source for every pair of modes, or for every mode when the source has one axis of them."""
-    m, tail = F.shape[-1], source.shape[2:]
+def _balanced(E: Array, source: Array) -> Array:
+    """X = F_i X F_jᵀ + source, F = I − E, for every pair of modes, or for every mode when the source has one axis of them."""
+    m, tail, eye = E.shape[-1], source.shape[2:], np.eye(E.shape[-1])
+    left, right = (E, E) if len(tail) == 1 else (E[:, None], E[None])
     if m == 1:
-        a = F[:, 0, 0]
-        return source / (1.0 - (a * a if len(tail) == 1 else np.outer(a, a)))
-    pair = np.einsum("iac,ibd->iabcd" if len(tail) == 1 else "iac,jbd->ijabcd", F, F).reshape(*tail, m * m, m * m)
+        a, b = left[..., 0, 0], right[..., 0, 0]
+        return source / (a + b - a * b)
+    # I − F_i ⊗ F_j without the differences of nearly equal numbers that a slow mode would make of it
+    parts = (left, eye), (eye, right), (-left, right)
+    pair = sum(np.einsum("...ac,...bd->...abcd", a, b) for a, b in parts)
     flat = np.moveaxis(source.reshape(m * m, *tail), 0, -1)
-    found = np.linalg.solve(np.eye(m * m) - pair, flat[..., None])[..., 0]
+    found = np.linalg.solve(pair.reshape(*tail, m * m, m * m), flat[..., None])[..., 0]
     return np.moveaxis(found, -1, 0).reshape(source.shape)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["AutodiffEngine", "Loss", "Task", "autodiff_engine"]
 
 # Part of every engine's identity: a change that alters bits gets a new one.
-_VERSION = "jax 2"
+_VERSION = "jax 3"
 # Row numbers drawn ahead for one call of the compiled loop (4 bytes each).
 _AHEAD = 1 << 20
 # Steps in one call, at most.

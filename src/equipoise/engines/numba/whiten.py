@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
-from scipy.linalg import cholesky, eigh, solve, solve_triangular
+from scipy.linalg import cholesky, solve, solve_triangular
 
 from equipoise.arrays import Array
 from equipoise.checks import one_of
@@ -26,7 +26,7 @@ from equipoise.engines.pooling import pool_rows
 from equipoise.engines.queue import Queue, queued, require_queue
 from equipoise.engines.rules import IN_ORDER, QUEUEINGS, coordinates
 from equipoise.families.family import ScalarLoss
-from equipoise.linalg import form_times, in_fixed_order
+from equipoise.linalg import form_times, in_fixed_order, signed_axes
 
 if TYPE_CHECKING:
     from equipoise.theory.tuning import Tuning
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["LinearCoupling", "LinearEngine", "Regression", "RowWeight", "linear_coupling", "linear_engine"]
 
 # Part of every engine's identity: a change that alters bits gets a new one.
-_VERSION = "numba 4"
+_VERSION = "numba 5"
 # Only the rows that are needed are whitened where tables have so many numbers and at most this share of rows is drawn.
 _LARGE, _SHARE = 1 << 20, 0.5
 
@@ -238,7 +238,7 @@ def _whitening(regression: Regression, tuning: Tuning) -> tuple[Array, Array, Ar
     curvature = form_times(regression.precision, root).T @ root
     if not free:
         return root, noise, curvature
-    values, U = eigh(curvature)
+    values, U = signed_axes(curvature)
     return np.ascontiguousarray(root @ U), noise, np.maximum(values, 0.0)
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchEngine", "torch_engine"]
 
-_VERSION = "torch 1"
+_VERSION = "torch 2"
 
 
 @dataclass(frozen=True)
