@@ -207,7 +207,7 @@ def test_commands_of_the_documentation(page, run, frame, tmp_path, monkeypatch) 
     assert len(commands) >= 3
     monkeypatch.chdir(tmp_path)
     for name in ("visits.csv", "new.csv"):
-        frame.to_csv(name, index=False)
+        frame.assign(plan=frame["region"]).to_csv(name, index=False)
     run("fit", "visits.csv", "count ~ age", "--family", "poisson", "--save", "small.eqz", *QUICK)
     for command in commands:
         found = run(*command)

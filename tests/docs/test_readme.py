@@ -40,7 +40,7 @@ def test_clustered_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_posterior() -> None:
     rng = np.random.default_rng(1)
     X = np.column_stack([np.ones(500), rng.normal(size=500)])
-    y = (rng.random(500) < 1.0 / (1.0 + np.exp(3.0 - X[:, 1]))).astype(float)
+    y = (rng.random(500) < 1.0 / (1.0 + np.exp(3.5 - X[:, 1]))).astype(float)
     rows = printed("A posterior with its shape", {"eq": eq, "X": X, "y": y}).splitlines()
     assert rows[0].split() == ["estimate", "lower", "upper", "lower_error", "upper_error"]
     found = np.array([[float(word) for word in row.split()[1:]] for row in rows[1:]])

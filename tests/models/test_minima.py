@@ -258,7 +258,7 @@ def test_a_loss_that_is_not_finite_at_the_start() -> None:
         ({"prior_precision": -1.0}, "prior_precision: must be positive semi-definite"),
         ({"prior_precision": np.inf}, "prior_precision: must be finite"),
         ({"prior_precision": "weak"}, "prior_precision: must be numeric; got 'weak'"),
-        ({"prior_precision": np.array([[1.0, 2.0], [0.0, 1.0]])}, "prior_precision: must be symmetric"),
+        ({"prior_precision": np.array([[1.0, 2.0], [0.0, 1.0]])}, "prior_precision: must be a symmetric matrix"),
         ({"prior_mean": np.nan}, "prior_mean: must be finite"),
         ({"prior_precision": 1.0, "regularizer": lambda p: p["a"]}, BOTH),
         ({"prior_mean": 1.0, "regularizer": lambda p: p["a"]}, BOTH),

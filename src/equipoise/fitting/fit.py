@@ -86,6 +86,7 @@ def fit(
     """
     max_iterations = whole("max_iterations", max_iterations, 1, "100 is enough for most losses")
     seed = whole("seed", seed, 0, "pass an int")
+    restarts = None if restarts is None else whole("restarts", restarts, 0, "leave it out", "None or ")
     part = None if tuning_rows is None else problem.subsample(tuning_rows, seed)
     if part is None and not problem.source.in_memory:
         part = _part(problem)
@@ -333,7 +334,7 @@ def _lowest(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
     starts = [*_relaxed_starts(problem, max_iterations), *problem.search.starts()]
     exhaustive = problem.search.exhaustive if restarts is None else True
     if restarts is not None:
-        starts = starts[: 1 + whole("restarts", restarts, 0, "leave it out", "None or ")]
+        starts = starts[: 1 + restarts]
     elif not exhaustive:
         # the weights of a network that was trained elsewhere are not found again by chance
         starts = starts[: 1 + (_RESTARTS if starts[0].size <= FEW else 0)]

@@ -33,7 +33,7 @@ FEW = 300  # parameters up to which every step has its matrix
 _SOME = 1500  # and up to which one is made at the end, to name every flat direction
 _POLISHING = 20  # Newton steps after the trust region
 _LEVEL = 1e-8  # length of a gradient at which the trust region is left
-_FURTHEST = 1e12  # its largest radius
+_SHORTEST, _FURTHEST = 1e-16, 1e12  # its smallest radius, in which nothing but rounding is left, and its largest
 
 
 @dataclass
@@ -181,9 +181,42 @@ def _condition(H: Array) -> float:
 
 def _trusted(frame: _Frame, max_iterations: int, bends: Array) -> tuple[Array, int]:
     """Where the trust region ends, and after how many steps."""
+    from scipy.optimize import minimize  # slow to import, and convex losses do without
+
+    options = {
+        "gtol": _LEVEL,
+        "maxiter": 10 * max_iterations,
+        "initial_trust_radius": 1.0,
+        # it doubles only while the quadratic model predicts well, so that parameters of any size are reached
+        "max_trust_radius": _FURTHEST,
+    }
+
+    def bend(z: Array) -> Array:
+        H = frame.at(z).hessian
+        if not np.isfinite(H).all():  # SciPy would fail over it
+            require_steady(bends, np.sum(H, axis=0), frame.name)
+        return H
+
+    try:
+        rough = minimize(  # type: ignore[call-overload]
+            lambda z: frame.at(z).value,
+            np.zeros(frame.start.size),
+            jac=lambda z: frame.at(z).gradient,
+            hess=bend,
+            method="trust-exact",
+            options=options,
+        )
+    except UnboundLocalError:
+        # SciPy has no step where its factorisations fail again and again, as with a scale that goes to zero
+        return _stepped(frame, max_iterations, bends)
+    return rough.x, int(rough.nit)
+
+
+def _stepped(frame: _Frame, max_iterations: int, bends: Array) -> tuple[Array, int]:
+    """The same with exact steps, which no curvature makes fail."""
     z, radius = np.zeros(frame.start.size), 1.0
     here, steps = frame.at(z), 0
-    while np.linalg.norm(here.gradient) >= _LEVEL and steps < 10 * max_iterations:
+    while np.linalg.norm(here.gradient) >= _LEVEL and radius > _SHORTEST and steps < 10 * max_iterations:
         if not np.isfinite(here.hessian).all():
             require_steady(bends, np.sum(here.hessian, axis=0), frame.name)
         if np.finfo(float).eps * np.abs(here.hessian).max() > np.abs(bends).max() > 0.0:

@@ -45,6 +45,7 @@ def calibrated(tuning: Tuning, seed: int) -> optax.GradientTransformation:
     Examples
     --------
     >>> import equipoise as eq
+    >>> import jax.numpy as jnp
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
     >>> x, problem = rng.normal(size=(200, 2)), eq.glm("gaussian", scale=1.0)

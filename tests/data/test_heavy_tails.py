@@ -1,0 +1,77 @@
+"""Columns with heavy tails on files: few rows stand for all, and take no further pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import equipoise as eq
+
+
+@pytest.fixture(scope="module")
+def heavy() -> pa.Table:
+    rng = np.random.default_rng(4)
+    rows = 130_000  # more than the sample that a fit starts from
+    a, b = rng.standard_t(3, size=(2, rows)).clip(-30.0, 30.0)
+    mean = np.exp((0.1 * a - 0.1 * b).clip(-3.0, 3.0))
+    return pa.table({"a": a, "b": b, "count": rng.poisson(mean).astype(float), "w": rng.uniform(0.5, 2.0, rows)})
+
+
+@pytest.mark.parametrize(
+    ("right", "target", "weights", "most"),
+    [("bs(a, df=4) + center(b)", "HC3", None, 7), ("a + b", "sandwich", "w", 6), ("a * b", "posterior", None, 7)],
+)
+def test_heavy_tails_take_no_further_pass_and_the_plan_is_that_in_memory(right, target, weights, most, heavy) -> None:
+    formula = f"count ~ {right}"
+    source = eq.data.scan(heavy, formula, weights=weights)
+    found = eq.plan(eq.glm("poisson"), source, target=target)
+    assert source.passes <= most
+    rows = eq.data.table(heavy.to_pandas(), formula, weights=weights)
+    if "bs" not in right:  # whose knots on a scan are those of a sample
+        chosen = found.tuning.dynamics
+        expected = eq.plan(eq.glm("poisson"), rows, target=target, batches=chosen.batches, batch_size=chosen.batch_size)
+        np.testing.assert_allclose(found.fit.theta, expected.fit.theta, rtol=1e-10, atol=1e-13)
+        np.testing.assert_allclose(found.tuning.target, expected.tuning.target, rtol=1e-10)
+        np.testing.assert_allclose(found.tuning.step, expected.tuning.step, rtol=1e-9, atol=1e-15)
+        # tails are those of 32,768 rows, and other ones in memory
+        auto = eq.plan(eq.glm("poisson"), rows, target=target, batches=chosen.batches)
+        assert auto.tuning.dynamics.batch_size == pytest.approx(chosen.batch_size, rel=0.1)
+
+
+@pytest.mark.parametrize("options", [{}, {"weights": "w", "frequency": "f"}])
+def test_some_rows_stand_for_all(options, heavy) -> None:
+    frame = heavy.to_pandas()
+    frame["f"] = np.random.default_rng(5).integers(1, 4, len(frame))
+    problem = eq.bind(eq.glm("poisson"), eq.data.table(frame, "count ~ a + b", **options))
+    moments = eq.moments(problem, eq.fit(problem))
+    cov, operator = eq.sandwich(moments), moments.curvature
+    x = problem.source.x
+    eta = x @ moments.params
+    v = np.exp(eta) * np.einsum("ni,ij,nj->n", x, cov, x) * (1.0 if not options else frame["w"].to_numpy())
+    few = operator.sampled(1 << 15)
+    part = operator.representative(1 << 15, cov)
+    rows = part.problem.source
+    assert part is not few
+    assert rows.height < 0.5 * len(frame)
+    # the largest for themselves, and all together as many as all
+    largest = np.argsort(-v)[:2000]
+    assert {tuple(row) for row in x[largest]} <= {tuple(row) for row in rows.x}
+    assert rows.frequency.sum() == pytest.approx(problem.source.n, rel=1e-12)
+    # what uniform rows miss by far, with 33,000 kept by v² and no more than 1/√33,000 of it by chance: five of those
+    size = np.exp(rows.x @ moments.params) * np.einsum("ni,ij,nj->n", rows.x, cov, rows.x) * rows.weights
+    for power in (1, 2, 4):
+        expected = float(problem.source.counts @ v**power)
+        assert rows.frequency @ size**power == pytest.approx(expected, rel=5.0 / np.sqrt(33_000))
+    assert abs(few._fourth(cov) / operator._fourth(cov) - 1.0) > 0.1
+
+
+def test_the_chain_that_is_chosen_does_not_depend_on_the_clock(heavy, monkeypatch) -> None:
+    chosen = []
+    for seconds in (0.0, 1e3):
+        monkeypatch.setattr("equipoise.data.metering.Meter.pass_seconds", lambda self, size, s=seconds: s)
+        plan = eq.plan(eq.glm("poisson"), eq.data.scan(heavy, "count ~ a + b"), target="HC3")
+        assert plan.reads.seconds == seconds
+        assert {c.batches for c in plan.candidates} >= {"independent", "leverage"}
+        chosen.append((plan.tuning.dynamics, plan.tuning.step.tobytes()))
+    assert chosen[0] == chosen[1]

@@ -1,0 +1,123 @@
+"""Text files: types that their rows tell, and what is wrong in them by file and row."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import equipoise as eq
+from equipoise import InvalidInput
+from equipoise.data.parts import CSVPart
+from tests.data.conftest import assert_same
+
+
+def test_text_without_types(tmp_path) -> None:
+    text = "y,a,b,s,d,t\n" + "".join(f"{k},{k},{k / 8},x{k % 3},2024-01-0{1 + k % 5},{k % 2 == 0}\n" for k in range(40))
+    (tmp_path / "1.csv").write_text(text)
+    formula = "y ~ a + b + s + d + t"
+    assert_same(eq.data.scan(tmp_path, formula).whole(), eq.data.table(tmp_path / "1.csv", formula))
+
+
+def test_text_whose_first_rows_mislead(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 200)
+    rows = [f"{k % 7},{k},{k},{'true' if k % 2 else 'false'}" for k in range(200)]
+    rows[150], rows[160], rows[170] = "2.5,150,150,true", "3,1e3,160,false", "4,170,some words,maybe"
+    (tmp_path / "1.csv").write_text("y,a,s,t\n" + "\n".join(rows) + "\n")
+    source = eq.data.scan(tmp_path / "1.csv", "y ~ a + t")
+    assert_same(source.whole(), eq.data.table(tmp_path / "1.csv", "y ~ a + t"))
+    assert source.passes > 3.0
+    with pytest.raises(InvalidInput, match=r"s: must be numbers in every row.*'some words' at row 170"):
+        eq.data.scan(tmp_path / "1.csv", columns={"s": "s"})
+
+
+@pytest.mark.parametrize("row", [3, 150])
+def test_a_word_among_the_numbers_of_a_text_file_is_named(row, tmp_path, monkeypatch) -> None:
+    """Whether among the rows whose types are guessed or after them, and however the file is read."""
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 200)
+    rows = [f"{k % 7},{k / 8}" for k in range(200)]
+    rows[row] = "1,oops"
+    (tmp_path / "1.csv").write_text("y,a\n" + "\n".join(rows) + "\n")
+    words = rf"a: must be numbers in every row .*'0.0' at row 0 and 'oops' at row {row}, in .*1.csv.*write C\(a\)"
+    with pytest.raises(InvalidInput, match=words):
+        eq.data.scan(tmp_path, "y ~ a")
+    with pytest.raises(InvalidInput, match=words):
+        eq.data.table(tmp_path / "1.csv", "y ~ a")
+    with pytest.raises(InvalidInput, match="a: must be numbers in every row"):
+        eq.data.scan(tmp_path, "a ~ y")
+    # of levels that are asked for, and of clusters, some may be numbers
+    assert "C(a)[T.oops]" in eq.data.scan(tmp_path, "y ~ C(a)").names
+    assert eq.data.scan(tmp_path, "y ~ 1", clusters="a").n == 200
+
+
+def test_numbers_and_words_in_different_blocks_and_files_of_text(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.scanning.CHUNK", 3)
+    (tmp_path / "1.csv").write_text("y,g\n" + "".join(f"{k},{'ab'[k % 2]}\n" for k in range(40)))
+    (tmp_path / "2.csv").write_text("y,g\n" + "".join(f"{k},{'7' if k == 35 else 'c'}\n" for k in range(40)))
+    with pytest.raises(InvalidInput, match=r"g: .*'7' at row 35 of .*2.csv and 'c' at row 0 of .*2.csv"):
+        eq.data.scan(tmp_path, "y ~ g")
+    (tmp_path / "2.csv").write_text("y,g\n1,2\n2,3\n")
+    with pytest.raises(InvalidInput, match=r"g, which is string in .*1.csv and int64 in .*2.csv \('a' at row 0\)"):
+        eq.data.scan(tmp_path, "y ~ g")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("y;a\n1,5;1\n2,5;2\n", "y: .*decimal point.*'1,5' at row 0"),
+        ('y,a\n1,"-1,000.5"\n2,"2,000"\n', "a: .*decimal point"),
+    ],
+)
+def test_numbers_with_commas_are_no_levels(text, words, tmp_path) -> None:
+    (tmp_path / "1.csv").write_text(text)
+    for read in (eq.data.scan, eq.data.table):
+        with pytest.raises(InvalidInput, match=words):
+            read(tmp_path / "1.csv", "y ~ a")
+
+
+def test_text_that_is_not_utf8_and_short_rows_are_named_by_row(tmp_path) -> None:
+    (tmp_path / "1.csv").write_bytes("y,g\n1,b\n2,\xe4\n".encode("latin-1"))
+    with pytest.raises(InvalidInput, match=r"1.csv: .*Row #3: .*invalid UTF8"):
+        eq.data.scan(tmp_path / "1.csv", "y ~ g")
+    (tmp_path / "1.csv").write_text("y,g\n1,2\n2,3\n4\n")
+    with pytest.raises(InvalidInput, match=r"1.csv: .*Row #4: Expected 2 columns"):
+        eq.data.scan(tmp_path / "1.csv", "y ~ g")
+
+
+def test_short_rows_far_into_a_text_file_are_named_too(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 200)
+    (tmp_path / "1.csv").write_text("y,g\n" + "1,2\n" * 100 + "4\n")
+    with pytest.raises(InvalidInput, match=r"1.csv: .*Row #102: Expected 2 columns"):
+        eq.data.scan(tmp_path / "1.csv", "y ~ g")
+
+
+@pytest.mark.parametrize(("file", "header"), [("1.csv", "y,a"), ("1.tsv", "y\ta")])
+def test_broken_text(file, header, tmp_path) -> None:
+    (tmp_path / file).write_text(f"{header}\n1{header[1]}2\n1{header[1]}2{header[1]}3\n")
+    with pytest.raises(InvalidInput, match=f"made of readable files; got .*{file}"):
+        eq.data.scan(tmp_path / file, "y ~ a")
+
+
+@pytest.mark.parametrize(("right", "most"), [("x + z", 1), ("x + I(z ** 2)", 3)])
+def test_fractions_that_come_late_in_every_text_file_take_few_readings(right, most, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 1 << 12)
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=6000), "z": np.r_[rng.integers(0, 9, 5999), 2.5]})
+    frame["y"] = rng.poisson(1.0, 6000)
+    for k in range(6):
+        with (tmp_path / f"{k}.csv").open("w") as file:
+            file.write("x,z,y\n")
+            file.writelines(f"{x!r},{z:g},{y:.0f}\n" for x, z, y in frame.to_numpy().tolist())
+    opened, reader = Counter(), CSVPart.reader
+
+    def counted(self, columns, types, threads=True):
+        opened[self.label] += columns is not None
+        return reader(self, columns, types, threads)
+
+    monkeypatch.setattr(CSVPart, "reader", counted)
+    source = eq.data.scan(tmp_path, f"y ~ {right}")
+    assert max(opened.values()) <= most
+    expected = eq.data.table(pd.concat([frame] * 6), f"y ~ {right}")
+    np.testing.assert_allclose(source.whole().x, expected.x, rtol=1e-12)
