@@ -27,14 +27,16 @@ def _split(frame, cuts):
     return [frame[a:b] for a, b in pairwise(np.linspace(0, len(frame), cuts + 1).astype(int))]
 
 
+@pytest.mark.parametrize("ahead", [True, False])
 @pytest.mark.parametrize("cuts", [1, 7, 400])
-def test_the_ends_of_columns_are_found_whatever_the_blocks(frame, cuts) -> None:
+def test_the_ends_of_columns_are_found_whatever_the_blocks(frame, cuts, ahead) -> None:
     far = Far(("a", "few", "b", "word"), 5)
     assert (frame["few"] == 100).sum() > 5
-    pieces = [far.of(piece) for piece in _split(frame, cuts)]
-    whole = pieces[0]
+    pieces = _split(frame, cuts)
+    whole = far.of(pieces[0])
     for piece in pieces[1:]:
-        whole = whole.merged(piece)
+        # as the blocks of one part, and as parts
+        whole = whole.merged((whole.beyond if ahead else far).of(piece))
     sample = frame.sample(2000, random_state=1)
     kept, inside = whole.apart(sample)
     order = np.sort(frame["a"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Far", "Lot"]
 
-_STRIDE = 8  # one of so many numbers is looked at first, to see which may be among the largest
+_STRIDE = 16  # one of so many numbers is looked at first, to see which may be among the largest
 _NONE = (-np.inf, np.inf)  # limits beyond which there is nothing
 _HELD = 4  # times the rows that are kept may be held before the others are let go
 
@@ -86,37 +86,49 @@ class Far:
     limits: tuple[tuple[float, float], ...] = ()
     frames: tuple[pd.DataFrame, ...] = field(default=(), repr=False)
 
+    @property
+    def beyond(self) -> Far:
+        """The same limits, and no rows yet: what is beyond them in other tables can be joined to these."""
+        return replace(self, frames=())
+
     def of(self, frame: pd.DataFrame, places: Index | None = None) -> Far:
-        """Those of a table, at some of its places or all."""
+        """Those of a table, at some of its places or all: beyond the limits, or at its own ends where there are none."""
         if not self.most:
             return self
         columns = [_numbers(frame, name, places) for name in self.names]
-        limits = [_NONE if v is None else _ends(v, self.most) for v in columns]
-        found = replace(self, limits=tuple(map(_further, limits, self.limits or limits)))
-        index = np.flatnonzero(found._beyond(columns, len(frame) if places is None else places.size))
-        return replace(found, frames=(frame.iloc[index if places is None else places[index]],))
+        limits = self.limits or tuple(_NONE if v is None else _ends(v, self.most) for v in columns)
+        index = _outside(limits, columns)
+        return replace(self, limits=limits, frames=(frame.iloc[index if places is None else places[index]],))
 
     def merged(self, other: Far) -> Far:
         """Those of both."""
         if not self.limits or not other.limits:
             return self if self.limits else other
-        both = replace(self, limits=tuple(map(_further, self.limits, other.limits)), frames=self.frames + other.frames)
-        size = sum(map(len, both.frames))
-        return both.of(stacked(both.frames)) if size > _HELD * 2 * self.most * len(self.names) else both
+        limits = tuple(map(_further, self.limits, other.limits))
+        both = replace(self, limits=limits, frames=self.frames + other.frames)
+        return both.fewer() if sum(map(len, both.frames)) > _HELD * 2 * self.most * len(self.names) else both
+
+    def fewer(self) -> Far:
+        """No more than are asked for, in one piece."""
+        if not self.frames:
+            return self
+        frame = stacked(self.frames)
+        ends = replace(self, limits=()).of(frame).limits
+        return replace(self, limits=tuple(map(_further, self.limits, ends))).of(frame)
 
     def apart(self, sample: pd.DataFrame) -> tuple[pd.DataFrame, Mask]:
         """The rows at an end of a column, and which rows of a sample are none of these."""
-        kept = self.of(stacked(self.frames)) if self.frames else self
-        far = kept.frames[0] if kept.frames else sample.iloc[:0]
-        return far, ~kept._beyond([_numbers(sample, name, None) for name in self.names], len(sample))
+        kept, inside = self.fewer(), np.ones(len(sample), dtype=bool)
+        inside[_outside(kept.limits, [_numbers(sample, name, None) for name in self.names])] = False
+        return kept.frames[0] if kept.frames else sample.iloc[:0], inside
 
-    def _beyond(self, columns: list[Array | None], size: int) -> Mask:
-        """Which of some rows are beyond the limits of a column."""
-        found = np.zeros(size, dtype=bool)
-        for (low, high), v in zip(self.limits, columns, strict=False):
-            if v is not None:
-                found |= (v < low) | (v > high)
-        return found
+
+def _outside(limits: tuple[tuple[float, float], ...], columns: list[Array | None]) -> Index:
+    """Places beyond the limits of a column."""
+    found = [
+        np.flatnonzero((v < low) | (v > high)) for (low, high), v in zip(limits, columns, strict=False) if v is not None
+    ]
+    return np.unique(np.concatenate([np.zeros(0, np.intp), *found]))
 
 
 def _further(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:

@@ -164,7 +164,7 @@ class Learner:
         for frame in numbered(where, self.asked.needed, self.chunk):
             # sums of what `center` and the like learn are those of any other process
             with placed_in(where.label), fixed_order():
-                lessons = self._found(frame, where, rng, limit)
+                lessons = self._found(frame, where, rng, limit, self.far if found is None else found.far.beyond)
             found = lessons if found is None else found.within(lessons, self.most)
             if len(found.lot.priorities) == 1 and found.lot.size >= self.most:
                 limit = min(limit, float(found.lot.priority.max()))
@@ -172,7 +172,7 @@ class Learner:
             return _nothing(self.asked, self.far)
         return found
 
-    def _found(self, frame: pd.DataFrame, where: Part, rng: np.random.Generator, limit: float) -> Lessons:
+    def _found(self, frame: pd.DataFrame, where: Part, rng: np.random.Generator, limit: float, far: Far) -> Lessons:
         """What is found in one block."""
         moderate = all(_moderate(frame[name]) for name in frame.columns)
         taking = self.asked.taking(frame, complete=moderate)
@@ -199,7 +199,7 @@ class Learner:
             states,
             self._ends(chosen) if count else None,
             _drawn(frame, places, times, rng, limit),
-            self.far.of(frame, places),
+            far.of(frame, places),
             "" if where.identity is not None else _digest(frame),
             spelt,
         )
