@@ -75,3 +75,33 @@ def test_the_chain_that_is_chosen_does_not_depend_on_the_clock(heavy, monkeypatc
         assert {c.batches for c in plan.candidates} >= {"independent", "leverage"}
         chosen.append((plan.tuning.dynamics, plan.tuning.step.tobytes()))
     assert chosen[0] == chosen[1]
+
+
+@pytest.mark.parametrize(("family", "response"), [("bernoulli", "won"), ("gaussian", "level")])
+def test_rare_levels_take_one_further_pass(family, response, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.scanning.KEPT", 6_000)
+    monkeypatch.setattr("equipoise.fitting.fit.LARGEST", 6_000)
+    rng = np.random.default_rng(6)
+    kind = rng.choice(["x", "y"], 60_000).astype(object)
+    # the first is the level that others are compared with
+    kind[rng.choice(60_000, 12, replace=False)] = "a few"
+    rare = rng.choice(60_000, 4, replace=False)
+    kind[rare] = "rare"
+    a, won = rng.normal(size=60_000), rng.random(60_000) < 0.4
+    won[rare] = [True, False, False, True]
+    made = pa.table({"a": a, "kind": kind, "won": won.astype(float), "level": a + rng.standard_t(4, size=60_000)})
+    source, formula = eq.data.scan(made, f"{response} ~ a + kind"), f"{response} ~ a + kind"
+    model = eq.glm(family) if family != "gaussian" else eq.glm(family, divergence=eq.Huber())
+    problem = eq.bind(model, source).standing(6_000)
+    rows = problem.source
+    counts = {
+        name: float(rows.frequency[column != 0.0].sum()) for name, column in zip(rows.names, rows.x.T, strict=True)
+    }
+    assert counts["kind[T.rare]"] == 4.0
+    assert rows.frequency[~rows.x[:, 2:].any(axis=1)].sum() == 12.0
+    assert rows.frequency.sum() == pytest.approx(60_000, rel=1e-12)
+    assert source.passes == 2.0
+    found = eq.fit(model, source)
+    assert source.passes <= 2.0 + 1.0 + (4.0 if family == "gaussian" else 3.0)
+    expected = eq.fit(model, made.to_pandas(), formula=formula)
+    np.testing.assert_allclose(found.theta, expected.theta, rtol=1e-9, atol=1e-12)

@@ -39,7 +39,7 @@ class Held(Card):
     @property
     def n(self) -> int:
         """Number of observations N: of rows, each as often as its frequency says."""
-        return self.height if self.frequency is None else int(self.frequency.sum())
+        return self.height if self.frequency is None else round(float(self.frequency.sum()))
 
     @property
     def counts(self) -> Array:

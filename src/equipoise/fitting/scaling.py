@@ -15,6 +15,7 @@ from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, converged, require_residuals
 from equipoise.fitting.maps import Map, newton_map
+from equipoise.linalg import symmetric
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Yardstick
 from equipoise.models.residuals import Scale
@@ -45,7 +46,9 @@ def settled_together(
     assert start.constant is not None
     theta, log, last, gain = start.theta, float(np.log(start.constant)), np.inf, 1.0
     unseen = _UNSEEN * yard.spread
-    inverse = np.linalg.inv(part.at_constant(start.constant).derivatives(theta, 2).hessian).astype(np.float64)
+    hessian = part.at_constant(start.constant).derivatives(theta, 2).hessian
+    newton_map(problem, hessian)  # which says so where it is singular
+    inverse = symmetric(np.linalg.inv(hessian).astype(np.float64))
     for iteration in range(1, max_iterations + 1):
         whole, scale = drifting_with_scale(problem.at_constant(float(np.exp(log))), theta, inverse)
         newton = newton_map(problem, whole.here.hessian)

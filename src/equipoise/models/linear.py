@@ -35,6 +35,7 @@ from equipoise.models.passes import (
 )
 from equipoise.models.problem import Derivatives
 from equipoise.models.profile import profiled
+from equipoise.models.rare import with_rare
 from equipoise.models.residuals import ResidualPass, robust_scale
 from equipoise.models.rowwise import LinearRowwise, StackedPass, StackedSums
 from equipoise.theory.bounds import BoundConstants
@@ -156,8 +157,8 @@ class LinearProblem(Card):
 
     def standing(self, rows: int) -> Self:
         """The same problem on about so many rows that stand for all; of files with those that can matter most."""
-        if isinstance(self.source, Scan):
-            return replace(self, source=self.source.standing(rows))
+        if isinstance(self.source, Scan) and self.source.n > rows:
+            return replace(self, source=with_rare(self.source.standing(rows), self.source))
         return self.subsample(min(rows, self.source.n), seed=None)
 
     def marked(self, clusters: object = None, time: object = None) -> Self:

@@ -127,7 +127,11 @@ class LinearCurvature:
     def with_core(self, f: Callable[[Rows], Sums]) -> tuple[Sums, Rows]:
         """What a pass sums up, and rows that stand for all by their leverages, from the same reading."""
         source = self.problem.source
-        inverse = np.linalg.inv(self.sampled(_LOT).problem.derivatives(self.theta, 2).hessian).astype(np.float64)
+        hessian = self.sampled(_LOT).problem.derivatives(self.theta, 2).hessian
+        absent = np.flatnonzero(np.diag(hessian) == 0.0)
+        # columns that a sample does not have are of few rows, which matter as much as others of such a column
+        hessian[absent, absent] = np.mean(np.diag(hessian)) / source.n
+        inverse = np.linalg.pinv(hessian, hermitian=True).astype(np.float64)
         both = source.reduce(Both(f, self._core_pass(*_rooted(inverse))))
         return both.first, standing_rows(both.second.kept, source)
 

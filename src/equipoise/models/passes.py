@@ -43,6 +43,7 @@ __all__ = [
     "ProductPass",
     "ScatterPass",
     "ThirdPass",
+    "side_by_side",
     "standing_rows",
 ]
 
@@ -274,10 +275,15 @@ def _kept(rows: Rows, v: Array, chances: Chances) -> Array:
     """Rows of a block that their sizes and chances choose."""
     chance = chances(v)
     index = np.flatnonzero(lots(v) < chance)
-    some, one = rows.take(index), np.ones(len(index))
+    return side_by_side(rows.take(index), chance[index])
+
+
+def side_by_side(some: Rows, chance: Array) -> Array:
+    """Rows with the chances they had, as `CoreSums` have them."""
+    one = np.ones(some.height)
     weights = one if some.weights is None else some.weights
     offset = 0.0 * one if some.offset is None else some.offset
-    return np.column_stack([some.x, some.y, weights, offset, some.counts, chance[index]])
+    return np.column_stack([some.x, some.y, weights, offset, some.counts, chance])
 
 
 def standing_rows(kept: tuple[Array, ...], like: Source[Rows]) -> Rows:

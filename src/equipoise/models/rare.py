@@ -1,0 +1,57 @@
+"""Rows of rare levels beside a sample that has none or few of them: without them its loss has no minimum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.arrays import Array, Index
+from equipoise.data.arrays import Rows
+from equipoise.data.source import Source
+from equipoise.models.passes import CoreSums, side_by_side, standing_rows
+
+__all__ = ["RarePass", "with_rare"]
+
+_FEWEST = 50  # rows of a level in a sample, below which it tells too little of it
+
+
+@dataclass(frozen=True)
+class RarePass:
+    """Rows of large zᵀSz, z some of their columns."""
+
+    columns: Index
+    S: Array
+    limit: float
+
+    def __call__(self, rows: Rows) -> CoreSums:
+        """Those of one block."""
+        index = np.flatnonzero(self.sizes(rows) > self.limit)
+        return CoreSums((side_by_side(rows.take(index), np.ones(len(index))),))
+
+    def sizes(self, rows: Rows) -> Array:
+        """zᵀSz of every row."""
+        z = rows.x[:, self.columns]
+        return np.asarray(np.vecdot(z @ self.S, z))
+
+
+def with_rare(part: Rows, source: Source[Rows]) -> Rows:
+    """Rows that stand for all, with every row of levels that a sample has fewer of; at most one pass.
+
+    Rows of a level, or of a combination of levels, that m observations have are of leverage 1/m among columns of two values.
+    """
+    low, high = part.x.min(axis=0), part.x.max(axis=0)
+    columns = np.flatnonzero(np.all((part.x == low) | (part.x == high), axis=0))
+    share, z = float(part.counts.max()), part.x[:, columns]
+    form = (z * part.counts[:, None]).T @ z
+    # a level that the sample does not have is as one of a single observation
+    found = RarePass(columns, np.linalg.inv(form + np.eye(len(form))).astype(np.float64), 1.0 / (_FEWEST * share))
+    rare = found.sizes(part) > found.limit
+    absent = np.linalg.matrix_rank(form) < len(form)
+    # more than a sample would have of them are no few rows
+    if share <= 1.0 or not (absent or rare.any()) or part.counts[rare].sum() > part.height:
+        return part
+    others = part.take(np.flatnonzero(~rare))
+    # those that are not certain share the observations that the others leave
+    common = side_by_side(others, np.full(others.height, 0.5))
+    return standing_rows((*source.reduce(found).kept, common), source)
