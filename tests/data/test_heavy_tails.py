@@ -105,3 +105,7 @@ def test_rare_levels_take_one_further_pass(family, response, monkeypatch) -> Non
     assert source.passes <= 2.0 + 1.0 + (4.0 if family == "gaussian" else 3.0)
     expected = eq.fit(model, made.to_pandas(), formula=formula)
     np.testing.assert_allclose(found.theta, expected.theta, rtol=1e-9, atol=1e-12)
+    # nothing is rare where there are no levels, not even a column of ones
+    bare = eq.data.scan(made, f"{response} ~ 0 + a")
+    assert eq.bind(model, bare).standing(6_000).source.height > 6_000
+    assert bare.passes == 1.0

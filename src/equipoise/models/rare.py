@@ -9,11 +9,13 @@ import numpy as np
 from equipoise.arrays import Array, Index
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
+from equipoise.linalg import is_positive
 from equipoise.models.passes import CoreSums, side_by_side, standing_rows
 
 __all__ = ["RarePass", "with_rare"]
 
 _FEWEST = 50  # rows of a level in a sample, below which it tells too little of it
+_ROUNDING = 1e-10  # of a matrix of counts, below which a direction of it is empty
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ def with_rare(part: Rows, source: Source[Rows]) -> Rows:
     # a level that the sample does not have is as one of a single observation
     found = RarePass(columns, np.linalg.inv(form + np.eye(len(form))).astype(np.float64), 1.0 / (_FEWEST * share))
     rare = found.sizes(part) > found.limit
-    absent = np.linalg.matrix_rank(form) < len(form)
+    absent = not is_positive(form - _ROUNDING * np.diag(np.diag(form)))
     # more than a sample would have of them are no few rows
     if share <= 1.0 or not (absent or rare.any()) or part.counts[rare].sum() > part.height:
         return part
