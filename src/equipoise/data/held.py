@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -16,7 +17,7 @@ from equipoise.data.source import chosen_rows, drawn_rows, drawn_shares
 __all__ = ["Held"]
 
 
-class Held(Card):
+class Held(Card, ABC):
     """Rows in memory: a dataclass with frequencies and marks beside its arrays."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
@@ -24,17 +25,17 @@ class Held(Card):
     marks: Marks | None
 
     @property
+    @abstractmethod
     def height(self) -> int:
         """Number of rows that are stored."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, index: Index | slice) -> Self:
         """The rows at `index`; for a slice, views of them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def blocks(self, width: int | None = None) -> Iterator[Self]:
         """The rows in order, in blocks."""
-        raise NotImplementedError
 
     @property
     def n(self) -> int:

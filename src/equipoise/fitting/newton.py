@@ -6,6 +6,7 @@ distances are measured in standard errors, and differences of the loss too small
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -26,10 +27,8 @@ _NEAR = 0.1  # standard errors from the minimiser, where the loss is a parabola 
 _ALIKE = 1e-10  # losses that differ by less than this share are told apart by their slopes
 _LENGTHS = (1.0, 0.1, 0.01, 0.001)  # of the first step tried, from which others are halved
 _ASTRAY = 1e3  # times the distance before: a step that seems to lead further away than this is taken back
-_UNSEEN, _FORESEEN = (
-    2e-10,
-    5e-11,
-)  # standard errors that a step taken unseen may leave, with a Hessian kept or made here
+_UNSEEN = 2e-10  # standard errors that a step taken unseen may leave, with a Hessian that is kept
+_FORESEEN = 5e-11  # the same with one made here
 _DOUBT = 4.0  # times what is predicted
 _KNOWN = 0.02  # of what Newton's step misses, the least that rows which stand for all are trusted to miss
 _SUSPECT = 10  # steps after which it is asked at every one whether there is a minimiser
@@ -242,7 +241,8 @@ def _settled(place: _Place, core: Minimised | None) -> _Place:
     value = place.here.value + 0.5 * float(place.here.gradient @ place.direction)
     here, theta = place.here._replace(value=value), place.theta + place.direction
     if core is not None and place.missed:
-        theta = _foreseen(place, core)
+        with suppress(FitFailed):  # Newton's step is nearly as good so close by
+            theta = _foreseen(place, core)
     return replace(place, theta=theta, here=here, norm=place.following)
 
 
