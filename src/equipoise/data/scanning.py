@@ -64,9 +64,10 @@ def scan(
     """Rows from files larger than memory, by a formula or as columns.
 
     The data are read once at the start: levels, the numbers that `center`, `scale`, `poly` and the like learn, the number
-    of rows, a random sample and the rows at the ends of columns are collected, and the encoding is frozen. It is the one that
-    `eq.data.table` would find in memory; only the knots of splines (`bs`, `cr`, `cs`, `cc` with `df=`) come from a random sample of up to 100,000
-    rows. What a call learns from a function of another, as in `poly(exp(scale(x)), 2)`, takes one further pass.
+    of rows, a random sample and the rows at the ends of columns are collected, and the encoding is frozen. It is the one
+    that `eq.data.table` would find in memory; only the knots of splines (`bs`, `cr`, `cs`, `cc` with `df=`) come from a
+    random sample of up to 100,000 rows. What a call learns from a function of another, as in `poly(exp(scale(x)), 2)`,
+    takes one further pass.
 
     Parameters
     ----------
