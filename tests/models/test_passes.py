@@ -107,7 +107,8 @@ def test_the_median_moves_as_the_residuals_next_to_it(table, monkeypatch) -> Non
     constant = problem.settled(theta).constant
     here = problem.at_constant(1.001 * constant)
     inverse = np.linalg.inv(here.derivatives(theta, 2).hessian)
-    _, scale = drifting_with_scale(here, theta, inverse)
+    _, scale, core = drifting_with_scale(here, theta, inverse, with_core=False)
+    assert core is None
     assert scale.value == constant
     # of the rows that were kept every corner is known
     assert 300 < scale.close.shape[1] < 1200
@@ -133,7 +134,9 @@ def test_slopes_drift_with_the_scale(name, table) -> None:
     source = eq.data.scan(table, "gaussian ~ x0 + x1", weights="w")
     problem = eq.bind(ROBUST[name], source).at_constant(0.9)
     theta = np.array([0.4, 0.1, 0.3])
-    whole, _ = drifting_with_scale(problem, theta, np.linalg.inv(problem.derivatives(theta, 2).hessian))
+    inverse = np.linalg.inv(problem.derivatives(theta, 2).hessian)
+    whole, _, core = drifting_with_scale(problem, theta, inverse, with_core=True)
+    assert core.source.n == source.n
     memory = eq.bind(ROBUST[name], source.whole())
 
     def at(log):

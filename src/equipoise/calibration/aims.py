@@ -14,10 +14,9 @@ from equipoise.calibration.options import Aim, Moves, Reading
 from equipoise.checks import nearest, shown, users_code
 from equipoise.data.wording import listed
 from equipoise.errors import InfeasibleTarget, InvalidInput
-from equipoise.models.clustered import ClusterSums
 from equipoise.models.covariance import Covariance
 from equipoise.models.problem import Problem
-from equipoise.models.robust import CLUSTERED, KINDS, Information, covariance, require_kind
+from equipoise.models.robust import CLUSTERED, KINDS, Known, covariance, require_kind
 from equipoise.models.verbs import moments as take_moments
 from equipoise.models.verbs import require_matrices
 from equipoise.theory.moments import Moments
@@ -73,7 +72,7 @@ def aimed(
     found: Moments,
     target: Target,
     aim: Aim,
-    known: ClusterSums | Information | None = None,
+    known: Known | None = None,
 ) -> Covariance:
     """The target of a run, checked to be one that a chain can have.
 

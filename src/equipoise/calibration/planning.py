@@ -21,11 +21,10 @@ from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.fit import Fit, fit
 from equipoise.linalg import split_range, symmetric
 from equipoise.models.binding import bind, checked
-from equipoise.models.clustered import ClusterSums
 from equipoise.models.covariance import Covariance
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Model, Problem
-from equipoise.models.robust import KINDS, Information, moments_for
+from equipoise.models.robust import KINDS, Known, moments_for
 from equipoise.models.verbs import moments
 from equipoise.sampling.budget import predicted_seconds, require_possible
 from equipoise.sampling.run import resolve_burn_in, resolve_thin
@@ -294,10 +293,10 @@ def make_plan(
     problem = problem.at_constant(fitted.constant)
     if fitted.flat is not None:
         problem, fitted = _identified(problem, fitted)
-    found, known = _moments(problem, fitted, target, tuning_rows, seed)
+    found, known = _moments(problem, fitted, target, aim, tuning_rows, seed)
     if isinstance(target, str) and target in ("sandwich", *KINDS) and len(found.quiet):
         problem, fitted = _varied(problem, fitted, found, target)
-        found, known = _moments(problem, fitted, target, tuning_rows, seed)
+        found, known = _moments(problem, fitted, target, aim, tuning_rows, seed)
     wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim, known)
     sampler, tuning, considered = _choose(problem, found, wanted, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
@@ -368,11 +367,11 @@ def _identified(problem: Problem, fitted: Fit) -> tuple[Problem, Fit]:
 
 
 def _moments(
-    problem: Problem, fitted: Fit, target: Target, tuning_rows: int | None, seed: int
-) -> tuple[Moments, ClusterSums | Information | None]:
+    problem: Problem, fitted: Fit, target: Target, aim: Aim, tuning_rows: int | None, seed: int
+) -> tuple[Moments, Known | None]:
     """Moments at a fit, and what was added up beside them for the target, if anything was."""
     if tuning_rows is None:
-        return moments_for(problem, fitted, target)
+        return moments_for(problem, fitted, target, aim.lags)
     return moments(problem, fitted, tuning_rows=tuning_rows, seed=seed), None
 
 

@@ -25,8 +25,8 @@ __all__ = ["Reads", "expected_passes", "reads_of", "with_reading"]
 # Passes that a fit takes from the minimum of a sample: of squared loss or of all rows, of regressions (robust scale: one more),
 # and of other losses.
 _SQUARED, _LINEAR, _OTHERS = 1, 2, 3
-# Targets that take a pass of their own: scores over leverages or over time, by cluster where that does not go with the moments.
-_ALWAYS, _APART = ("HC2", "HC3", "HAC"), ("CRV1", "CRV3")
+# Targets that take a pass of their own: scores over leverages; by cluster or over time where that does not go with the moments.
+_ALWAYS, _APART = ("HC2", "HC3"), ("CRV1", "CRV3", "HAC")
 _SECONDS = 5e-9  # that a pass takes for each number it reads
 _GIGA = 1e9
 

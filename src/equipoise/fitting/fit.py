@@ -22,6 +22,7 @@ from equipoise.fitting.smoothness import NotSmooth
 from equipoise.fitting.trust import FEW, by_products, descend
 from equipoise.models.binding import verb
 from equipoise.models.linear import LinearProblem
+from equipoise.models.parabola import Parabola
 from equipoise.models.problem import Joint, Problem
 
 __all__ = ["LARGEST", "Fit", "fit", "scaled_together"]
@@ -135,8 +136,13 @@ def _from_sample(problem: Problem, part: Problem, max_iterations: int) -> tuple[
     try:
         return _from_minimum(problem, part, *_convex(part, max_iterations), max_iterations)
     except Astray as astray:
-        core: Problem = replace(cast(LinearProblem, problem), source=cast(LinearProblem, astray.core).source)
+        core = _on_core(problem, astray)
         return _from_minimum(problem, core, *_convex(core, max_iterations), max_iterations)
+
+
+def _on_core(problem: Problem, astray: Astray) -> LinearProblem:
+    """The problem on the rows that stand for all where a sample leads astray; its constant is as open as it was."""
+    return replace(cast(LinearProblem, problem), source=cast(LinearProblem, astray.core).source)
 
 
 def _from_minimum(
@@ -200,11 +206,15 @@ def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int,
     """
     known = None if rough is None or problem.constant is not None else rough.constant
     here = problem.settled(theta) if known is None else problem.at_constant(known)
-    result = solver(here, theta, max_iterations)
     if here is problem:
-        return replace(result, constant=problem.constant)
+        return replace(solver(here, theta, max_iterations), constant=problem.constant)
     if problem.search.proportional is not None:
+        result = solver(here, theta, max_iterations)
         return _rescaled(problem, here, result, problem.search.proportional, rough)
+    moving = problem
+    if here.quadratic and not problem.source.in_memory:
+        here = moving = cast(Problem, Parabola.of(cast(LinearProblem, here), theta))
+    result = solver(here, theta, max_iterations)
     iterations, path = result.iterations, list[tuple[float, float]]()
     for _ in range(max_iterations):
         constant, wanted = _constant(here), _constant(here.resettled(result.theta, result.loss))
@@ -213,7 +223,7 @@ def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int,
             require_residuals(problem, _sizeable(here, result.theta, rough))
             problem.search.require_constant(constant)
             return replace(result, iterations=iterations, constant=constant)
-        here = problem.at_constant(float(np.exp(_secant(path))))
+        here = moving.at_constant(float(np.exp(_secant(path))))
         try:
             result = solver(here, result.theta, max_iterations)
         except FitFailed:
@@ -278,16 +288,26 @@ def _polished(problem: Problem, part: Problem | None, restarts: int | None, max_
     if part is not None:
         try:
             start = _best(part, restarts, max_iterations)
-            if not problem.source.in_memory and isinstance(problem, LinearProblem):
+            if problem.source.in_memory or not isinstance(problem, LinearProblem):
+                return _settle(problem, start.theta, descend, max_iterations)
+            try:
                 return _from_part(problem, part, start, max_iterations)
-            return _settle(problem, start.theta, descend, max_iterations)
+            except Astray as astray:
+                core = _on_core(problem, astray)
+                return _from_part(problem, core, _best(core, restarts, max_iterations), max_iterations, last=True)
         except FitFailed:
             pass  # a part may have no minimum where the whole has one
     return _best(problem, restarts, max_iterations)
 
 
-def _from_part(problem: LinearProblem, part: Problem, start: Fit, max_iterations: int) -> Fit:
-    """The minimum of rows in files next to that of a part of them, by Newton's method where that gets there."""
+def _from_part(problem: LinearProblem, part: Problem, start: Fit, max_iterations: int, last: bool = False) -> Fit:
+    """The minimum of rows in files next to that of a part of them, by Newton's method where that gets there.
+
+    Raises
+    ------
+    Astray
+        If the part leads astray, unless it is the last that is tried.
+    """
     there = part.at_constant(start.constant)
     try:
         yard = there.search.yardstick(start.theta)
@@ -296,7 +316,9 @@ def _from_part(problem: LinearProblem, part: Problem, start: Fit, max_iterations
         newton = newton_map(problem, there.derivatives(start.theta, 2).hessian, own=False)
         rough = Rough(newton, yard, start.constant)
         return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough)
-    except FitFailed:
+    except FitFailed as failure:
+        if isinstance(failure, Astray) and not last:
+            raise
         return _settle(problem, start.theta, descend, max_iterations)
 
 

@@ -39,7 +39,9 @@ class Astray(FitFailed):
     """A sample's minimiser is none of all rows: it missed the few that matter most, which those that stand for all have."""
 
     def __init__(self, core: Minimised) -> None:
-        super().__init__("a sample of the rows leads astray. To fix: start elsewhere.")
+        super().__init__(
+            "a sample of the rows leads astray. To fix: start elsewhere, or pass scale= where one is estimated."
+        )
         self.core = core
 
 
@@ -144,7 +146,7 @@ def minimise(
             place = _started(problem, start, newton, rough)
         for iteration in range(max_iterations + 1):
             if iteration >= _SUSPECT or place.done or (keep and place.settling):
-                require_bounded(problem, place.theta, place.norm, place.direction, place.map.soft, -place.map.soft)
+                _require_minimum(problem, core, place)
             following = None
             if keep and not place.done and place.settling:
                 place = _settled(place, core)
@@ -178,6 +180,13 @@ def _begun(problem: Minimised, start: Array, rough: Rough) -> tuple[_Place, Mini
     except FitFailed as failure:
         raise Astray(core) from failure
     return place, core
+
+
+def _require_minimum(problem: Minimised, core: Minimised | None, place: _Place) -> None:
+    """Raise `FitFailed` where there is no minimiser; where rows that stand for all have one, all rows have."""
+    candidates = place.direction, place.map.soft, -place.map.soft
+    if core is None or core.search.explain(candidates, place.theta, place.norm) is not None:
+        require_bounded(problem, place.theta, place.norm, *candidates)
 
 
 def _require_close(place: _Place, rough: Rough) -> None:

@@ -3,8 +3,7 @@
     ∇L(θ, s) = 0,    s = the scale of the residuals at θ
 
 Each pass gives both sides at one point, how slopes move with the scale, and the rows around the median of the residuals' sizes,
-which tell it close by with every corner. How slopes bend on the first and longest step, a sample of the rows tells; on others
-it would know less than that they hardly do.
+which tell it close by with every corner. How slopes bend further away, rows that stand for all tell, from the first pass.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, converged, require_residuals
 from equipoise.fitting.maps import Map, newton_map
+from equipoise.fitting.newton import Astray
 from equipoise.linalg import symmetric
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Yardstick
@@ -41,21 +41,25 @@ def settled_together(
     Raises
     ------
     FitFailed
-        If the steps do not shrink, or the Hessian is singular on the way.
+        If the steps do not shrink, with rows that stand for all, or the Hessian is singular on the way.
     """
     assert start.constant is not None
+    core: LinearProblem | None = None
     theta, log, last, gain = start.theta, float(np.log(start.constant)), np.inf, 1.0
     unseen = _UNSEEN * yard.spread
     hessian = part.at_constant(start.constant).derivatives(theta, 2).hessian
-    newton_map(problem, hessian)  # which says so where it is singular
+    newton_map(problem.at_constant(start.constant), hessian)  # which says so where it is singular
     inverse = symmetric(np.linalg.inv(hessian).astype(np.float64))
     for iteration in range(1, max_iterations + 1):
-        whole, scale = drifting_with_scale(problem.at_constant(float(np.exp(log))), theta, inverse)
-        newton = newton_map(problem, whole.here.hessian)
-        step, move = _followed(part if iteration == 1 else None, theta, log, whole, scale, newton)
-        size = float(np.sqrt(problem.n * max(0.0, float(step @ whole.here.hessian @ step))))
+        here = problem.at_constant(float(np.exp(log)))
+        whole, scale, kept = drifting_with_scale(here, theta, inverse, with_core=core is None)
+        core, newton = core or kept, newton_map(here, whole.here.hessian)
+        assert core is not None  # the first pass has it
+        step, move = _followed(core, theta, log, whole, scale, newton, iteration == 1)
+        # what slopes of all rows ask for, too: rows that stand for all may not know of it
+        size = max(_length(whole, each) for each in (step, newton.step(whole.here.gradient))) * np.sqrt(problem.n)
         if not size < _FURTHER * last:
-            raise FitFailed("parameters and scale do not settle on each other. To fix: pass scale=.")
+            raise Astray(core)
         # by as much as a step is shorter than the last, the next gains over what this one gained, or more without corners
         gain, before = (min(1.0, size / last) if np.isfinite(last) else 1.0), gain
         theta, log, last = theta + step, log + move, size
@@ -71,27 +75,38 @@ def settled_together(
     raise FitFailed("parameters and scale did not settle on each other. To fix: pass scale=, or raise max_iterations.")
 
 
+def _length(whole: Drifting, step: Array) -> float:
+    return float(np.sqrt(max(0.0, float(step @ whole.here.hessian @ step))))
+
+
 def _followed(
-    part: LinearProblem | None, theta: Array, log: float, whole: Drifting, scale: Scale, newton: Map
+    part: LinearProblem, theta: Array, log: float, whole: Drifting, scale: Scale, newton: Map, first: bool
 ) -> tuple[Array, float]:
     """How far θ and the scale's logarithm move until slopes vanish and the residuals have that scale.
 
-    Slopes are those of all rows here, and so is how they move at first; beyond that they move as those of some rows, if any.
+    Slopes are those of all rows here, and so is how they move at first; beyond that they move as those of some rows that
+    stand for all.
+
+    Raises
+    ------
+    Astray
+        If these ask for another first step altogether.
     """
     aside, straight = newton.step(whole.drift), newton.step(whole.here.gradient)
     move = _agreed_move(scale, log, straight, aside)
     step = straight + move * aside
-    if part is None:
-        return step, move
     some = drifting(part.at_constant(float(np.exp(log))), theta)
     tilt, bend = whole.here.gradient - some.here.gradient, whole.here.hessian - some.here.hessian
     drift, unit, shortest = whole.drift - some.drift, np.sqrt(np.diag(whole.here.hessian)), np.inf
+    length = _length(whole, step)
     for _ in range(_TURNS):
         there = part.at_constant(float(np.exp(log + move))).derivatives(theta + step, 1).gradient
         straight = newton.step(there + tilt + bend @ step + drift * move)
         moved = _agreed_move(scale, log, step + straight - move * aside, aside)
         change = straight + (moved - move) * aside
         size = float(np.max(np.abs(change) * unit))
+        if first and shortest == np.inf and not _length(whole, change) < length:
+            raise Astray(part)
         if not size < shortest:
             break
         step, move, shortest = step + change, moved, size

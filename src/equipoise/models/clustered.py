@@ -18,7 +18,7 @@ from equipoise.data.arrays import Rows
 from equipoise.data.marks import Labels
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.linalg import symmetric
-from equipoise.models.covariance import Covariance, left, pulled
+from equipoise.models.covariance import Covariance, folded, left, pulled
 from equipoise.models.passes import Beside, Both, BothSums
 from equipoise.models.problem import Block, Problem, Rowwise
 from equipoise.models.rowwise import LinearRowwise
@@ -109,7 +109,7 @@ class _ClusterPass:
         return GroupedSums(Grouped(known, self._sums(block, which, len(known)), self.room))
 
     def _sums(self, block: Block, which: Index, groups: int) -> Array:
-        plain = isinstance(self.rowwise, LinearRowwise) and self.rowwise.along is None
+        plain = isinstance(self.rowwise, LinearRowwise) and not self.rowwise.free
         if plain and not self.bent:
             return cast(LinearRowwise, self.rowwise).grouped(block, which, groups)
         counts, parts = self.rowwise.counts(block), [self.rowwise.scores(block)]
@@ -134,12 +134,13 @@ def clustered(
     rowwise: Rowwise,
     moments: Moments,
     kind: str,
+    along: Array | None,
     small_sample: bool | str,
     known: ClusterSums | None = None,
 ) -> Covariance:
     """CRV1 or CRV3 by the clusters that the rows of the problem are marked with: see `eq.robust`.
 
-    `known` is what `cluster_pass` summed up, where that was done before.
+    `along` folds scores by a constant that is free; `known` is what `cluster_pass` summed up, where that was done before.
     """
     names = require_clusters(problem, kind)
     parts, groups, bent = [], [], kind == "CRV3"
@@ -150,8 +151,10 @@ def clustered(
         groups.append(len(sums))
         if len(sums) < 2:
             raise InvalidInput("clusters", "at least two", f"all rows in one ({names[ways[0]]})", "use HC1")
-        scores = sums[:, 1 : 1 + moments.dim] - sums[:, :1] * moments.mean_score
-        parts.append(_jackknife(moments, sums, scores) if bent else pulled(moments, scores.T @ scores))
+        width = moments.dim + (along is not None)
+        scores = folded(sums[:, 1 : 1 + width], along) - sums[:, :1] * moments.mean_score
+        bends = sums[:, 1 + width :]
+        parts.append(_jackknife(moments, sums[:, 0], scores, bends) if bent else pulled(moments, scores.T @ scores))
     factors = [_factor(kind, count, min(groups), moments, small_sample) for count in groups]
     counts, df = tuple(groups[: len(names)]), min(groups) - 1.0
     if len(names) == 1:
@@ -196,14 +199,14 @@ def _factor(kind: str, groups: int, fewest: int, moments: Moments, small_sample:
     return G / (G - 1.0) * (moments.n - 1.0) / left(moments.n, moments.dim)
 
 
-def _jackknife(moments: Moments, sums: Array, scores: Array) -> Array:
+def _jackknife(moments: Moments, counts: Array, scores: Array, bends: Array) -> Array:
     """Σ (θ_(g) − θ̂)(θ_(g) − θ̂)ᵀ, θ_(g) one Newton step from θ̂ without cluster g and its share of the prior."""
     dim, n = moments.dim, moments.n
     prior = moments.hessian - moments.loss_hessian
     root = np.linalg.inv(np.linalg.cholesky(n * moments.hessian)).T
     moved, alone = np.empty_like(scores), 0
-    for g, (row, score) in enumerate(zip(sums, scores, strict=True)):
-        inside = row[1 + dim :].reshape(dim, dim) + row[0] * prior
+    for g, (count, score, bend) in enumerate(zip(counts, scores, bends, strict=True)):
+        inside = bend.reshape(dim, dim) + count * prior
         # what is left without the cluster, in units of the whole: eigenvalues between 0 and 1 where the loss is convex
         values, axes = np.linalg.eigh(np.eye(dim) - symmetric(root.T @ inside @ root))
         kept = np.abs(values) > _SINGULAR
@@ -211,7 +214,7 @@ def _jackknife(moments: Moments, sums: Array, scores: Array) -> Array:
         moved[g] = root @ (axes[:, kept] @ ((axes[:, kept].T @ (root.T @ score)) / values[kept]))
     if alone:
         warnings.warn(
-            f"CRV3: without {alone} of the {len(sums)} clusters some parameters could not be estimated; along those "
+            f"CRV3: without {alone} of the {len(counts)} clusters some parameters could not be estimated; along those "
             "directions they stay where they are (a generalised inverse).",
             EquipoiseWarning,
             stacklevel=2,

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from equipoise.arrays import Array
 
-__all__ = ["ALIKE", "Chances", "lots", "standing"]
+__all__ = ["ALIKE", "CORE", "Chances", "lots", "standing"]
 
 ALIKE = 0.1  # by how much the mean v⁴ of rows that stand for all may differ from that of all
-_CORE, _EVEN = 1 << 15, 1 << 13  # rows that are kept: by their v, and alike at the least
+CORE = 1 << 15  # rows that are kept by their v
+_EVEN = 4  # times fewer are kept alike at the least
 _HALVINGS = 40  # in which a size is found
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
@@ -28,15 +29,15 @@ class Chances(NamedTuple):
     floor: float
 
     @staticmethod
-    def of(v: Array, n: int) -> Chances:
-        """Such that about 33,000 of n rows are kept, by what some rows tell of their sizes."""
+    def of(v: Array, n: int, most: int = CORE) -> Chances:
+        """Such that about so many of n rows are kept, by what some rows tell of their sizes."""
         # rows may be larger than any of these; beyond all of them n·mean (v/large)² are kept
-        low, high = 0.0, max(float(v.max()), float(np.sqrt(np.mean(v**2) * n / _CORE))) or 1.0
+        low, high = 0.0, max(float(v.max()), float(np.sqrt(np.mean(v**2) * n / most))) or 1.0
         for _ in range(_HALVINGS):
             middle = 0.5 * (low + high)
             kept = n * float(np.mean(np.minimum((v / middle) ** 2, 1.0)))
-            low, high = (middle, high) if kept > _CORE else (low, middle)
-        return Chances(high, _EVEN / n)
+            low, high = (middle, high) if kept > most else (low, middle)
+        return Chances(high, most / (_EVEN * n))
 
     def __call__(self, v: Array) -> Array:
         """Those of rows with these sizes."""

@@ -12,7 +12,7 @@ from equipoise.errors import InvalidInput
 from equipoise.linalg import between
 from equipoise.theory.moments import Moments
 
-__all__ = ["Covariance", "left", "pulled"]
+__all__ = ["Covariance", "folded", "left", "pulled"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,3 +72,11 @@ def left(n: int, dim: int) -> int:
 def pulled(moments: Moments, middle: Array) -> Array:
     """(NH)⁻¹ M (NH)⁻¹."""
     return between(cho_factor(moments.n * moments.hessian), middle)
+
+
+def folded(scores: Array, along: Array | None) -> Array:
+    """Scores of θ̂ with an estimated constant free, g − u H_θc / H_cc: the stacked equations, solved for θ.
+
+    `along` is H_θc / H_cc, and u the last column; there is none where no constant is free.
+    """
+    return scores if along is None else scores[..., :-1] - scores[..., -1:] * along

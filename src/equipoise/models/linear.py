@@ -165,13 +165,9 @@ class LinearProblem(Card):
         """The same problem with clusters and times beside its rows."""
         return replace(self, source=self.source.marked(clusters, time))
 
-    def rowwise(self, theta: Array, along: Array | None = None) -> LinearRowwise:
-        """Scores and curvatures of single rows; with an estimated shape or dispersion, those of θ̂ with it free."""
-        plain = LinearRowwise(self.settled(theta).model, theta, along)
-        if not self.free or along is not None:
-            return plain
-        sums = self.source.reduce(StackedPass(plain))
-        return replace(plain, along=sums.cross / sums.bend)
+    def rowwise(self, theta: Array) -> LinearRowwise:
+        """Scores and curvatures of single rows; an estimated shape or dispersion is free."""
+        return LinearRowwise(self.settled(theta).model, theta, self.free)
 
     def joint(self) -> JointProblem | None:
         """With the shape of a gamma or the dispersion of counts among the parameters."""

@@ -12,7 +12,7 @@ from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.files import available_memory
 from equipoise.linalg import Sums, symmetric
-from equipoise.models.core import ALIKE, Chances
+from equipoise.models.core import ALIKE, CORE, Chances
 from equipoise.models.passes import (
     AbsolutePass,
     Both,
@@ -41,6 +41,8 @@ _ROWS_TURNED = 20  # rows a column up to which they are
 _ROWS_PAIRED = 6  # rows a column up to which all pairs of rows cost less than many passes over them
 _SHARE = 0.25  # of the memory at hand that their copy may take
 _LOT = 1 << 15  # rows that tell how large v is
+_MOST = 1 << 17  # rows that stand for all in a fit
+_HELD = 32  # times they would fit into the memory for reading
 
 
 @dataclass(frozen=True)
@@ -125,22 +127,29 @@ class LinearCurvature:
         return float(self._sums(S).fourth[self._rule]) / self.problem.source.n
 
     def with_core(self, f: Callable[[Rows], Sums]) -> tuple[Sums, Rows]:
-        """What a pass sums up, and rows that stand for all by their leverages, from the same reading."""
+        """What a pass sums up, and rows that stand for all, from the same reading."""
+        source = self.problem.source
+        both = source.reduce(Both(f, self.standing_pass()))
+        return both.first, standing_rows(both.second.kept, source)
+
+    def standing_pass(self) -> CorePass:
+        """The pass that keeps rows which stand for all by their leverages: more than elsewhere, for they save a fit passes."""
         source = self.problem.source
         hessian = self.sampled(_LOT).problem.derivatives(self.theta, 2).hessian
         absent = np.flatnonzero(np.diag(hessian) == 0.0)
         # columns that a sample does not have are of few rows, which matter as much as others of such a column
         hessian[absent, absent] = np.mean(np.diag(hessian)) / source.n
         inverse = np.linalg.pinv(hessian, hermitian=True).astype(np.float64)
-        both = source.reduce(Both(f, self._core_pass(*_rooted(inverse))))
-        return both.first, standing_rows(both.second.kept, source)
+        room = getattr(source, "memory", np.inf) // (_HELD * 8 * (self.theta.size + 5))
+        robust = self.problem.model.divergence is not None and self.problem.model.family.parameter == "scale"
+        return self._core_pass(*_rooted(inverse), int(max(CORE, min(_MOST, source.n // 4, room))), robust)
 
-    def _core_pass(self, matrix: Array, root: Array | None) -> CorePass:
-        """The pass that keeps about 33,000 rows, by what a sample tells of their sizes."""
+    def _core_pass(self, matrix: Array, root: Array | None, most: int = CORE, alike: bool = False) -> CorePass:
+        """The pass that keeps about so many rows, by what a sample tells of their sizes."""
         n, model = self.problem.source.n, self.problem.model
-        every = CorePass(model, self.theta, matrix, root, Chances(1.0, 0.0))
+        every = CorePass(model, self.theta, matrix, root, Chances(1.0, 0.0), alike)
         v = np.concatenate([every.sizes(rows) for rows in self.sampled(_LOT).problem.source.blocks()])
-        return replace(every, chances=Chances.of(v, n))
+        return replace(every, chances=Chances.of(v, n, most))
 
     def scatter(self) -> Array:
         """mean g_n² x_n x_nᵀ."""

@@ -16,7 +16,7 @@ from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.linalg import Sums, Total, times_lower
 from equipoise.models.core import Chances, lots, standing
-from equipoise.models.sums import counted, derivatives, forms, gram, gram_and_sum
+from equipoise.models.sums import counted, derivatives, forms, gram, gram_and_sum, weighted
 from equipoise.theory.curvature import ImagePass, emphasis
 
 if TYPE_CHECKING:
@@ -253,13 +253,17 @@ class CoreSums(NamedTuple):
 
 @dataclass(frozen=True)
 class CorePass:
-    """Rows that together stand for all, by their v = |h| xᵀSx."""
+    """Rows that together stand for all, by their v = |h| xᵀSx; with `alike` by v = w xᵀSx.
+
+    Where a robust loss hardly bends for a row, it may after a step.
+    """
 
     model: GLM
     theta: Array
     S: Array
     root: Array | None
     chances: Chances
+    alike: bool = False
 
     def __call__(self, rows: Rows) -> CoreSums:
         """Those of one block."""
@@ -267,8 +271,10 @@ class CorePass:
 
     def sizes(self, rows: Rows) -> Array:
         """v of every row."""
-        (h,) = derivatives(self.model.loss, rows, self.theta, 2)
-        return np.abs(h) * forms(rows.x, self.S, self.root)
+        form = forms(rows.x, self.S, self.root)
+        return (
+            weighted(rows, form) if self.alike else form * np.abs(derivatives(self.model.loss, rows, self.theta, 2)[0])
+        )
 
 
 def _kept(rows: Rows, v: Array, chances: Chances) -> Array:

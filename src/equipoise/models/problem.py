@@ -81,7 +81,7 @@ class Rowwise(Protocol):
     """Scores and curvatures of the rows of a block at one θ; it travels to where the rows are."""
 
     def scores(self, block: Block) -> Array:
-        """(rows, D): gradient of each row's loss, its weight included, its frequency not."""
+        """(rows, D): gradient of each row's loss, its weight included, its frequency not; with one by a free constant last."""
         ...
 
     def counts(self, block: Block) -> Array:
@@ -310,11 +310,11 @@ class Problem(Minimised, Protocol):
     def stacked(self, moments: Moments) -> tuple[Moments, Array | None]:
         """The moments with what an estimated constant adds to the uncertainty of θ̂; themselves where it adds nothing.
 
-        And how it moves the scores of rows, for `rowwise`.
+        And how it moves the scores of rows, for `covariance.folded`.
         """
         ...
 
-    def rowwise(self, theta: Array, along: Array | None = None) -> Rowwise:
+    def rowwise(self, theta: Array) -> Rowwise:
         """Scores and curvatures of single rows at θ; a constant that is open is settled there."""
         ...
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.checks import one_of, shown, whole
-from equipoise.data.marks import Marks
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.linalg import Total, symmetric
+from equipoise.models.autocorrelated import SeriesSums, series_pass, smoothed
 from equipoise.models.binding import verb
-from equipoise.models.clustered import ClusterSums, cluster_pass, clustered, require_clusters
-from equipoise.models.covariance import Covariance, left, pulled
+from equipoise.models.clustered import ClusterSums, GroupedSums, cluster_pass, clustered, require_clusters
+from equipoise.models.covariance import Covariance, folded, left, pulled
 from equipoise.models.linear import LinearProblem
-from equipoise.models.passes import Beside
+from equipoise.models.passes import Beside, BothSums
 from equipoise.models.problem import Block, Problem, Rowwise
 from equipoise.models.rowwise import LinearRowwise
 from equipoise.models.verbs import moments as take_moments
@@ -36,6 +36,7 @@ __all__ = [
     "PLAIN",
     "Covariance",
     "Information",
+    "Known",
     "covariance",
     "from_moments",
     "moments_for",
@@ -49,6 +50,15 @@ PLAIN = (*TARGETS, "HC0", "HC1")  # those that moments are enough for
 KINDS = ("HC0", "HC1", "HC2", "HC3", *CLUSTERED, "HAC")
 _STUDENT = ("posterior", "HC1", "HC2", "HC3")  # kinds whose squared-loss standard errors go with t of N − D
 _POWER = {"HC2": 0.5, "HC3": 1.0}
+
+
+class Information(NamedTuple):
+    """Σ w E[ℓ''] x xᵀ, which leverages are shares of."""
+
+    total: Array
+
+
+Known: TypeAlias = ClusterSums | SeriesSums | Information  # sums that a covariance needs besides moments
 
 
 @verb
@@ -131,7 +141,7 @@ def covariance(
     time: object = None,
     lags: int | None = None,
     small_sample: bool | str = True,
-    known: ClusterSums | Information | None = None,
+    known: Known | None = None,
 ) -> Covariance:
     """A covariance by name, with where it comes from; `moments` are those of all rows at the estimate.
 
@@ -147,38 +157,44 @@ def covariance(
     df = _degrees(moments, kind, problem.quadratic)
     if kind in PLAIN:
         return from_moments(moments, kind, problem.quadratic)
-    n = moments.n
-    rowwise = here.rowwise(moments.params, along)
+    rowwise = here.rowwise(moments.params)
     if kind in _POWER:
         information = known if isinstance(known, Information) else None
-        return Covariance(pulled(moments, _leveraged(here, rowwise, moments, _POWER[kind], information)), kind, df=df)
+        middle = _leveraged(here, rowwise, moments, along, _POWER[kind], information)
+        return Covariance(pulled(moments, middle), kind, df=df)
     if kind == "HAC":
-        lags = int(4.0 * (n / 100.0) ** (2.0 / 9.0)) if lags is None else lags
-        return Covariance(pulled(moments, _smoothed(here, rowwise, moments, lags)), kind, lags=lags)
-    return clustered(here, rowwise, moments, kind, small_sample, None if isinstance(known, Information) else known)
+        lags = _lags(moments.n, lags)
+        series = known if isinstance(known, SeriesSums) else None
+        return Covariance(pulled(moments, smoothed(here, rowwise, moments, along, lags, series)), kind, lags=lags)
+    sums = known if isinstance(known, (BothSums, GroupedSums)) else None
+    return clustered(here, rowwise, moments, kind, along, small_sample, sums)
+
+
+def _lags(n: int, lags: int | None) -> int:
+    """The largest lag of HAC."""
+    return int(4.0 * (n / 100.0) ** (2.0 / 9.0)) if lags is None else lags
 
 
 def summed_with_moments(problem: Problem, kind: object) -> bool:
-    """Whether sums that a kind needs, by cluster or of the information, are made in the same reading of files as the moments.
-
-    They are not where they depend on moments, as scores beside an estimated shape do.
-    """
+    """Whether sums that a kind needs are made in the same reading of files as the moments: HC2 and HC3 need a further one."""
     if not isinstance(problem, LinearProblem) or problem.source.in_memory or not isinstance(kind, str):
         return False
-    if kind in _POWER:
-        return not LinearRowwise(problem.model, problem.mean).observed
-    return kind in CLUSTERED and not problem.free
+    return kind in (*CLUSTERED, "HAC") or (kind in _POWER and not LinearRowwise(problem.model, problem.mean).observed)
 
 
-def moments_for(problem: Problem, params: object, kind: object) -> tuple[Moments, ClusterSums | Information | None]:
+def moments_for(
+    problem: Problem, params: object, kind: object, lags: int | None = None
+) -> tuple[Moments, Known | None]:
     """Moments at a fit and, where rows are read from files, in the same reading the sums that a kind needs besides."""
     here, values = settle(problem, params)
     if not summed_with_moments(here, kind) or not isinstance(here, LinearProblem):
         return take_moments(problem, params), None
     theta = here.flatten(values)
-    rowwise = LinearRowwise(here.settled(theta).model, theta)
+    rowwise = here.rowwise(theta)
     if kind in _POWER:
         beside = Beside(here.source, _InformationPass(rowwise), len(theta) ** 2)
+    elif kind == "HAC":
+        beside = series_pass(here.marked(), rowwise, _lags(here.n, lags))
     else:
         beside = cluster_pass(here.marked(), rowwise, str(kind))
     found, sums = here.moments_beside(theta, beside)
@@ -245,12 +261,6 @@ def _require_own(kind: str, clusters: object, time: object, lags: int | None, sm
 # --- Heteroskedastic ----------------------------------------------------------------------------------
 
 
-class Information(NamedTuple):
-    """Σ w E[ℓ''] x xᵀ, which leverages are shares of."""
-
-    total: Array
-
-
 @dataclass(frozen=True)
 class _InformationPass:
     """Σ of the information that leverages are shares of."""
@@ -267,17 +277,26 @@ class _LeveragedPass:
     """Σ of squares of scores, each over a power of 1 − leverage, less their mean."""
 
     rowwise: Rowwise
+    along: Array | None
     mean: Array
     root: Array
     power: float
 
     def __call__(self, block: Block) -> Total:
         """The sum over one block."""
-        scores = self.rowwise.inflated(block, self.rowwise.scores(block), self.root, self.power) - self.mean
+        scores = folded(self.rowwise.scores(block), self.along)
+        scores = self.rowwise.inflated(block, scores, self.root, self.power) - self.mean
         return Total((scores * self.rowwise.counts(block)[:, None]).T @ scores)
 
 
-def _leveraged(problem: Problem, rowwise: Rowwise, moments: Moments, power: float, known: Information | None) -> Array:
+def _leveraged(
+    problem: Problem,
+    rowwise: Rowwise,
+    moments: Moments,
+    along: Array | None,
+    power: float,
+    known: Information | None,
+) -> Array:
     width = moments.dim**2
     if rowwise.observed:
         information = problem.source.n * moments.loss_hessian
@@ -286,51 +305,5 @@ def _leveraged(problem: Problem, rowwise: Rowwise, moments: Moments, power: floa
         information = symmetric(known.total)
     total = information + moments.n * (moments.hessian - moments.loss_hessian)
     root = np.linalg.inv(np.linalg.cholesky(total)).T
-    return symmetric(problem.source.reduce(_LeveragedPass(rowwise, moments.mean_score, root, power), width).total)
-
-
-# --- Autocorrelated -----------------------------------------------------------------------------------
-
-
-def _smoothed(problem: Problem, rowwise: Rowwise, moments: Moments, lags: int) -> Array:
-    """Σ_l k(l) (Γ_l + Γ_lᵀ) with Bartlett's k, in one pass over the rows in the order of time."""
-    dim, total = moments.dim, np.zeros((moments.dim, moments.dim))
-    # a product with the recent past, weighted: lag 0 enters half, so that the sum with its transpose has it once
-    weights = 1.0 - np.arange(lags + 1) / (lags + 1.0)
-    weights[0] = 0.5
-    recent, last, tied, done = np.zeros((0, dim)), -np.inf, 0, 0
-    for block in problem.source.by_time().blocks(dim * 2):
-        tied += _ties(block.marks, last, problem.source, done)
-        done += block.height
-        if block.marks is not None and block.marks.time is not None:
-            last = float(block.marks.time[-1])
-        scores = rowwise.scores(block) - moments.mean_score
-        joined, carried, size = np.concatenate([recent, scores]), len(recent), len(scores)
-        past = weights[0] * scores
-        for lag in range(1, min(lags, carried + size - 1) + 1):
-            first = max(0, lag - carried)
-            past[first:] += weights[lag] * joined[carried + first - lag : carried + size - lag]
-        total += scores.T @ past
-        recent = joined[max(0, len(joined) - lags) :]
-    if tied:
-        warnings.warn(
-            f"HAC: {tied} rows have the time of the row before them; they were taken in the order of the table, each as "
-            "a time of its own. For several units observed over time use clusters.",
-            EquipoiseWarning,
-            stacklevel=2,
-        )
-    return total + total.T
-
-
-def _ties(marks: Marks | None, last: float, source: Any, done: int) -> int:
-    """Rows of a block with the time of the one before; times must not fall, which they do only in files."""
-    if marks is None or marks.time is None:
-        return 0
-    steps = np.diff(marks.time, prepend=last)
-    if np.any(steps < 0.0):
-        raise InvalidInput(
-            "time", "such that rows are already in its order, where they cannot be sorted in memory",
-            f"{source.row_name(done + int(np.argmax(steps < 0.0)))}, which is earlier than the one before",
-            "sort the files by it",
-        )  # fmt: skip
-    return int(np.sum(steps == 0.0))
+    f = _LeveragedPass(rowwise, along, moments.mean_score, root, power)
+    return symmetric(problem.source.reduce(f, width).total)

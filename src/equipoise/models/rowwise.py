@@ -26,21 +26,18 @@ _ONE = 1.0 - 1e-9  # leverage beyond which a row is fitted by columns of its own
 class LinearRowwise:
     """g_n = w ℓ' x_n and J_n = w ℓ'' x_n x_nᵀ of a model with settled constants.
 
-    Where a shape or dispersion was estimated, `along` is how θ̂ moves scores with it: H_θc / H_cc, and the scores are those
-    of θ̂ with the constant free, g_n − u_n H_θc / H_cc (the stacked estimating equations, solved for θ).
+    Where a shape or dispersion c was estimated it is `free`, and scores have a last column u_n = w ∂ℓ_n/∂(log c).
     """
 
     model: GLM
     theta: Array
-    along: Array | None = None
+    free: bool = False
 
     def scores(self, rows: Rows) -> Array:
         """Gradient of each row's loss."""
         (slope,) = derivatives(self.model.loss, rows, self.theta, 1)
         found = slope[:, None] * rows.x
-        if self.along is None:
-            return found
-        return found - weighted(rows, self.terms(rows).score)[:, None] * self.along
+        return np.column_stack([found, weighted(rows, self.terms(rows).score)]) if self.free else found
 
     def terms(self, rows: Rows) -> ConstantTerms:
         """What each row says of the constant, weights left out."""
@@ -48,7 +45,7 @@ class LinearRowwise:
         return constant_terms(self.model.family.name, self.model.constant, rows, self.theta)
 
     def grouped(self, rows: Rows, which: Index, groups: int) -> Array:
-        """Observations of each group of rows, and the sum of their scores as it is without an estimated constant."""
+        """Observations of each group of rows, and the sum of their scores without that of a free constant."""
         (slope,) = derivatives(self.model.loss, rows, self.theta, 1)
         return added_by_group(rows.x, counted(rows, slope), rows.counts, which, groups)
 

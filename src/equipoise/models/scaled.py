@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.models.passes import Both, LossPass
+from equipoise.data.arrays import Rows
+from equipoise.models.linear_curvature import LinearCurvature
+from equipoise.models.passes import Both, LossPass, standing_rows
 from equipoise.models.residuals import Reach, Scale, scale_beside
 
 if TYPE_CHECKING:
@@ -33,16 +37,27 @@ def drifting(problem: LinearProblem, theta: Array) -> Drifting:
     return _drifting(problem.derivatives(theta, 2), up, down)
 
 
-def drifting_with_scale(problem: LinearProblem, theta: Array, S: Array) -> tuple[Drifting, Scale]:
-    """The same and the robust scale of the residuals at θ, reading the rows once; S is about the inverse of ∇²L."""
+def drifting_with_scale(
+    problem: LinearProblem, theta: Array, S: Array, with_core: bool
+) -> tuple[Drifting, Scale, LinearProblem | None]:
+    """The same, the robust scale of the residuals at θ and, if asked for, the problem on some rows that stand for all.
+
+    The rows are read once. S is about the inverse of ∇²L.
+    """
     assert problem.constant is not None
     up, down = _beside(problem)
-    near = Both(LossPass(up.model, theta, 1), LossPass(down.model, theta, 1))
+    f: Callable[[Rows], Any] = Both(
+        LossPass(problem.model, theta, 2), Both(LossPass(up.model, theta, 1), LossPass(down.model, theta, 1))
+    )
+    if with_core:
+        f = Both(f, LinearCurvature(problem, theta).standing_pass())
     reach = Reach.of(problem.source, theta, problem.constant, S)
-    sums, scale = scale_beside(problem.source, theta, reach, Both(LossPass(problem.model, theta, 2), near))
+    sums, scale = scale_beside(problem.source, theta, reach, f)
+    sums, kept = sums if with_core else (sums, None)
     here, (above, below) = sums
     slopes = (each.averaged(found, theta, 1) for each, found in ((up, above), (down, below)))
-    return _drifting(problem.averaged(here, theta, 2), *slopes), scale
+    core = None if kept is None else replace(problem, source=standing_rows(kept.kept, problem.source))
+    return _drifting(problem.averaged(here, theta, 2), *slopes), scale, core
 
 
 def _beside(problem: LinearProblem) -> tuple[LinearProblem, LinearProblem]:

@@ -27,6 +27,7 @@ __all__ = ["recession", "separated"]
 
 _EPS = float(np.finfo(np.float64).eps)
 _FEW = 1000  # rows that nearly always tell whether a loss rises
+_MORE = 100_000  # the same of files, of which a sample is at hand and all rows are a pass
 _LEFT = 1e-4  # of a direction: a smaller part of it that stands still on some rows is rounding
 
 
@@ -66,9 +67,11 @@ def recession(problem: LinearProblem, candidates: Sequence[Array], theta: Array,
         return None  # a few rows would not tell, and all of them take long
     candidates = [candidates[0], theta, *candidates[1:]]
     # random ones: the first rows of sorted data are like no others
-    few = problem.source.sample(min(_FEW, problem.source.n), seed=None)
-    likely = [d for d in candidates if _purified(problem, d, few.blocks) is not None]
-    found = (_purified(problem, d, problem.source.blocks) for d in likely)
+    source = problem.source
+    few = source.sample(min(_FEW if source.in_memory else _MORE, source.n), seed=None)
+    # of columns that only others have, they tell nothing
+    likely = [d for d in candidates if _purified(problem, d, few.blocks, every=False) is not None]
+    found = (_purified(problem, d, source.blocks) for d in likely)
     return next((direction for direction in found if direction is not None), None)
 
 
@@ -94,8 +97,12 @@ def _held_back(problem: LinearProblem, theta: Array, norm: float) -> bool:
     return bool(least > 10.0 * ratio * norm**2) if np.isfinite(norm) else least == np.inf
 
 
-def _purified(problem: LinearProblem, candidate: Array, parts: Callable[[], Iterator[Rows]]) -> Array | None:
+def _purified(
+    problem: LinearProblem, candidate: Array, parts: Callable[[], Iterator[Rows]], every: bool = True
+) -> Array | None:
     """What is left of a candidate when rows that move the wrong way are made to stand still, if no others do then.
+
+    None where no row moves at all, if these are all rows.
 
     Newton's steps on separated data come ever closer to such a direction, with an error on the rows that should stand
     still and on those that are fitted so well that they have no more say.
@@ -114,7 +121,7 @@ def _purified(problem: LinearProblem, candidate: Array, parts: Callable[[], Iter
             moves, stray = moves or bool(moved.any()), stray or bool(wrong.any())
             held = _joined(held, rows.x[wrong] / norms)
         if not stray:
-            return direction / norms if moves else None
+            return direction / norms if moves or not every else None
     return None
 
 

@@ -89,19 +89,25 @@ class Completion:
             With the largest feasible multiple of the step, or the direction in which there is none.
         """
         noise = self.noise(step)
-        slack = float(eigh(noise, self.target, eigvals_only=True)[0])
+        values, vectors = eigh(noise, self.target)
+        slack = float(values[0])
         if slack > 0.0 or (slack >= -_ROUNDING and self.dynamics.gradient == "plain"):
             return noise
         multiple, direction = self.feasible_multiple(step)
+        if multiple > 1.0:
+            raise InfeasibleTarget(
+                f"step: along a combination of mainly {self._mainly(vectors[:, 0])} the noise to inject is lost in rounding: "
+                "the loss hardly bends there beside other directions, as for a level of few rows that are all alike. To fix: "
+                "leave that column or level out, or add a prior (prior_precision=...).",
+                directions=vectors[:, :1].T,
+            )
         if multiple > 0.0:
             raise InfeasibleTarget(
                 f"step: this step alone already makes more noise than the target has. To fix: multiply it by less than "
                 f"{multiple:.6g}, use a larger batch, or leave it out for the Newton step.",
                 largest_multiple=multiple,
             )
-        names = self.moments.names or tuple(f"parameter {j}" for j in range(self.moments.dim))
-        part = np.abs(direction) * np.sqrt(np.diag(self.target))
-        shown = ", ".join(names[j] for j in np.argsort(-part)[:3])
+        shown = self._mainly(direction)
         raise InfeasibleTarget(
             "step: no multiple of this step can have the target as its covariance, whatever is injected: it would pull "
             f"apart what the target holds together along a combination of mainly {shown}. To fix: leave step and "
@@ -109,6 +115,12 @@ class Completion:
             largest_multiple=0.0,
             directions=direction[None],
         )
+
+    def _mainly(self, direction: Array) -> str:
+        """The parameters that a direction is mainly of."""
+        names = self.moments.names or tuple(f"parameter {j}" for j in range(self.moments.dim))
+        part = np.abs(direction) * np.sqrt(np.diag(self.target))
+        return ", ".join(names[j] for j in np.argsort(-part)[:3])
 
     def feasible_multiple(self, step: Array) -> tuple[float, Array]:
         """The largest c for which c·step is feasible, and the direction that decides it."""

@@ -187,9 +187,8 @@ class GeneralProblem(Card):
         """No constant is estimated."""
         return
 
-    def rowwise(self, theta: Array, along: Array | None = None) -> GeneralRowwise:
+    def rowwise(self, theta: Array) -> GeneralRowwise:
         """Scores and curvatures of single rows."""
-        del along
         return GeneralRowwise(self, theta)
 
     def identified(self, theta: Array) -> GeneralProblem:
