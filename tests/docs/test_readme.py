@@ -34,7 +34,7 @@ def test_clustered_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "Rows:             10,000" in shown
     assert "CRV1" in shown
     assert "ok   covariance" in shown
-    assert (tmp_path / "visits.html").stat().st_size > 10_000
+    assert (tmp_path / "out" / "visits.html").stat().st_size > 10_000
 
 
 def test_a_posterior() -> None:
