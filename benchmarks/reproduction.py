@@ -28,7 +28,9 @@ def claims(out: Path) -> str:
         lines = [f"| {c['text']} | **{c['verdict']}** | {c['evidence']} |" for c in data["claims"]]
         skipped = [f"Skipped: {why}" for why in data["missing"].values()]
         parts.append(
-            "\n".join([f"### {data['title']}\n", "| claim | verdict | evidence |", "|---|---|---|", *lines, *skipped])
+            "\n".join(
+                [f"### {data['title']}\n", "| statement | verdict | evidence |", "|---|---|---|", *lines, *skipped]
+            )
         )
     return "\n\n".join(parts) + "\n"
 

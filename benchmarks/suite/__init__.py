@@ -21,10 +21,13 @@ NAMES = (
     "ess", "passes", "growth", "step_matrix", "columns", "cores", "rows", "cluster", "start_up",
 )  # fmt: skip
 
-# What the figures show.
+# What the figures show, and how to read them.
 _SHOWN = {
-    "benchmarks": "Steps per second of every contender",
-    "benchmarks-scaling": "Effective draws per second, and whole runs by rows and by columns",
+    "benchmarks": ("Steps per second of every contender", "The same chain in every library; ours are blue."),
+    "benchmarks-scaling": (
+        "Effective draws per second, and whole runs by rows and by columns",
+        "Left: ours are blue; no chain has more effective draws than independent ones (green). Middle and right: whole runs.",
+    ),
 }
 
 
@@ -85,6 +88,6 @@ def write_pages(out: Path, root: Path) -> list[Path]:
 
     data = json.loads(out.read_text(encoding="utf-8"))
     figures = plots(data, root / "docs" / "figures" / "benchmarks.svg")
-    shown = "".join(f"![{_SHOWN[figure.stem]}](figures/{figure.name})\n\n" for figure in figures)
+    shown = "".join(f"![{_SHOWN[f.stem][0]}](figures/{f.name})\n\n*{_SHOWN[f.stem][1]}*\n\n" for f in figures)
     pages = {root / "README.md": short(data), root / "docs" / "benchmarks.md": shown + render(data)}
     return [page for page, text in pages.items() if write_block(page, text)] + figures

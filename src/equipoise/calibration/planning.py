@@ -232,7 +232,7 @@ def plan(
     clusters, time, lags, small_sample
         Of those targets that look at them: see `eq.robust`. For a table, clusters and time are columns.
     ess, chains
-        Effective draws wanted from all chains together.
+        Effective draws (how many independent ones the draws are worth) of all chains together, and the number of chains.
     seed
         Chooses the tuning rows.
     formula, weights, frequency, offset, trials, missing, context, executor

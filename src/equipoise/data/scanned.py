@@ -373,7 +373,7 @@ class Scan(Card, Generic[Block]):
             )  # fmt: skip
 
 
-def as_rows(data: Any) -> Rows | Scan[Rows]:
+def as_rows(data: object) -> Rows | Scan[Rows]:
     """Accept `Rows`, a scan by a formula, an `(x, y)` pair, or a mapping of the arguments of `rows`.
 
     Raises

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sized
+from typing import Any, cast
 
 import numpy as np
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from equipoise.checks import flag, one_of, whole
 from equipoise.errors import InvalidInput
@@ -40,7 +40,7 @@ class _Batches:
 
 
 def loader(
-    dataset: Any,
+    dataset: Dataset[Any],
     batch_size: int,
     batches: str = "independent",
     drop_last: bool = False,
@@ -48,7 +48,7 @@ def loader(
     *,
     replacement: bool = True,
     **options: Any,
-) -> Any:
+) -> DataLoader[Any]:
     """A `DataLoader` whose batches match `eq.Dynamics(batch_size, batches=..., replacement=..., drop_last=...)`.
 
     Parameters
@@ -69,7 +69,7 @@ def loader(
     **options
         Others of `DataLoader`, such as `num_workers`.
     """
-    n, size = len(dataset), whole("batch_size", batch_size, 1, "pass an int such as 100")
+    n, size = len(cast(Sized, dataset)), whole("batch_size", batch_size, 1, "pass an int such as 100")
     one_of("batches", batches, ("independent", "epochs"))
     if size > n:
         raise InvalidInput("batch_size", f"at most the number of rows, {n}", size, "choose a smaller batch")
@@ -84,7 +84,7 @@ def loader(
     return DataLoader(dataset, batch_sampler=sampler, **options)
 
 
-def require_matching(given: Any, dynamics: Dynamics) -> None:
+def require_matching(given: object, dynamics: Dynamics) -> None:
     """Refuse a loader whose batches have another law than the one that was tuned for, as far as that can be seen.
 
     Raises

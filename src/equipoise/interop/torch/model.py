@@ -68,12 +68,12 @@ class Model(Card):
     ('weight[0,0]', 'weight[0,1]', 'bias[0]')
     """
 
-    module: Any
-    loss: Callable[[Any, Any], Any]
-    trainable: Any = None
+    module: torch.nn.Module
+    loss: Callable[[Any, torch.Tensor], torch.Tensor]
+    trainable: str | Iterable[str] | Callable[[str], bool] | None = None
     prior_precision: ArrayLike = 0.0
     prior_mean: ArrayLike = 0.0
-    regularizer: Callable[[Any], Any] | None = None
+    regularizer: Callable[[dict[str, torch.Tensor]], torch.Tensor] | None = None
     subspace: tuple[Array, Array] | None = None
 
     @property
@@ -109,7 +109,7 @@ class Model(Card):
             "model", "one from eq.glm to have a mean response", "a PyTorch module", "use model.outputs(draws, inputs)"
         )
 
-    def outputs(self, draws: Array, inputs: Any) -> Array:
+    def outputs(self, draws: Array, inputs: torch.Tensor | tuple[torch.Tensor, ...]) -> Array:
         """What the module says of inputs at each of many flat parameters, (draws, rows, ...)."""
         functions, found = self.functions, []
         given = tuple(_floating(a) for a in (inputs if isinstance(inputs, tuple) else (inputs,)))
@@ -120,7 +120,7 @@ class Model(Card):
                 found.append(torch.func.functional_call(functions.twin, named, given).numpy())
         return np.stack(found)
 
-    def load(self, theta: Array) -> Any:
+    def load(self, theta: Array) -> torch.nn.Module:
         """Put flat parameters into the user's own module, in its precision; returns it."""
         params: Any = self.structure.unflatten(theta)
         own = dict(self.module.named_parameters())

@@ -60,12 +60,12 @@ class SGD(torch.optim.Optimizer):  # type: ignore[misc, unused-ignore]
 
     def __init__(
         self,
-        parameters: Iterable[Any],
+        parameters: Iterable[torch.Tensor],
         tuning: Tuning,
         seed: int = 0,
         *,
         weight_decay: float = 0.0,
-        loader: Any = None,
+        loader: object = None,
     ) -> None:
         self._move = move_of(tuning)
         if not (is_number(weight_decay) and weight_decay >= 0.0):
