@@ -77,8 +77,9 @@ def test_the_chain_that_is_chosen_does_not_depend_on_the_clock(heavy, monkeypatc
     assert chosen[0] == chosen[1]
 
 
-@pytest.mark.parametrize(("family", "response"), [("bernoulli", "won"), ("gaussian", "level")])
-def test_rare_levels_take_one_further_pass(family, response, monkeypatch) -> None:
+@pytest.fixture
+def rare_levels(monkeypatch):
+    """Counts with levels of 12 and 4 rows in 60,000, of which samples have few or none."""
     monkeypatch.setattr("equipoise.data.scanning.KEPT", 6_000)
     monkeypatch.setattr("equipoise.fitting.fit.LARGEST", 6_000)
     rng = np.random.default_rng(6)
@@ -89,7 +90,32 @@ def test_rare_levels_take_one_further_pass(family, response, monkeypatch) -> Non
     kind[rare] = "rare"
     a, won = rng.normal(size=60_000), rng.random(60_000) < 0.4
     won[rare] = [True, False, False, True]
-    made = pa.table({"a": a, "kind": kind, "won": won.astype(float), "level": a + rng.standard_t(4, size=60_000)})
+    return pa.table({"a": a, "kind": kind, "won": won.astype(float), "level": a + rng.standard_t(4, size=60_000)})
+
+
+def test_a_second_pass_for_a_formula_brings_the_rows_of_rare_levels(rare_levels) -> None:
+    formula, model = "level ~ poly(exp(scale(a)), 2) + kind", eq.glm("gaussian", divergence=eq.Huber())
+    source = eq.data.scan(rare_levels, formula)
+    assert source.passes == 2.0
+    certain, others = source.standing(6_000)
+    kinds = [k for k, name in enumerate(source.names) if name.startswith("kind")]
+    rare = source.names.index("kind[T.rare]")
+    assert certain.x[:, rare].sum() == 4
+    assert np.sum(~certain.x[:, kinds].any(axis=1)) == 12
+    assert not others.x[:, rare].any()
+    assert others.x[:, kinds].any(axis=1).all()
+    assert eq.bind(model, source).standing(6_000).source.n == pytest.approx(60_000, rel=1e-12)
+    assert source.passes == 2.0
+    plan = eq.plan(model, source, target="HC3")
+    assert source.passes <= 8.0
+    expected = eq.plan(model, rare_levels.to_pandas(), formula=formula, target="HC3")
+    np.testing.assert_allclose(plan.fit.theta, expected.fit.theta, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize(("family", "response"), [("bernoulli", "won"), ("gaussian", "level")])
+def test_rare_levels_take_one_further_pass(family, response, rare_levels) -> None:
+    made = rare_levels
     source, formula = eq.data.scan(made, f"{response} ~ a + kind"), f"{response} ~ a + kind"
     model = eq.glm(family) if family != "gaussian" else eq.glm(family, divergence=eq.Huber())
     problem = eq.bind(model, source).standing(6_000)

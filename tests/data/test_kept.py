@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 import equipoise as eq
+from equipoise.data.arrays import Rows
 from equipoise.data.kept import Far
 
 
@@ -53,7 +54,7 @@ def test_rows_that_stand_for_all_count_as_many(frequency, frame, monkeypatch) ->
     monkeypatch.setattr("equipoise.data.scanning.KEPT", 3000)
     frame["f"] = np.random.default_rng(2).integers(1, 5, len(frame))
     source = eq.data.scan(pa.Table.from_pandas(frame), "b ~ a + word", frequency=frequency)
-    rows = source.standing(3000)
+    rows = Rows.joined(source.standing(3000))
     assert rows.frequency.sum() == pytest.approx(source.n, rel=1e-12)
     top = np.argsort(-frame["a"].to_numpy())[:64]
     at = {value: place for place, value in enumerate(rows.x[:, 1])}
@@ -68,6 +69,6 @@ def test_rows_that_stand_for_all_count_as_many(frequency, frame, monkeypatch) ->
 
 def test_all_rows_stand_for_themselves_where_they_are_few(frame) -> None:
     source = eq.data.scan(pa.Table.from_pandas(frame), "b ~ a")
-    rows = source.standing(100_000)
+    rows = eq.bind(eq.glm("gaussian"), source).standing(100_000).source
     assert rows.frequency is None
     np.testing.assert_array_equal(rows.x[:, 1], frame["a"])

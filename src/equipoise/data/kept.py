@@ -1,22 +1,26 @@
-"""What is kept of rows that are read: a random sample, and those at the ends of columns.
+"""What is kept of rows that are read: a random sample, those at the ends of columns, and those of rare levels.
 
-Of a heavy tail no sample has the few rows that matter most.
+Of a heavy tail no sample has the few rows that matter most, and of a rare level few or none.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from equipoise.arrays import Array, Index, Mask
+from equipoise.data.columns import Level, simplified
 from equipoise.data.frames import stacked
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Far", "Lot"]
+__all__ = ["FEWEST", "Far", "Lot"]
+
+FEWEST = 50  # rows of a level in a sample, below which it tells too little of it
 
 _STRIDE = 16  # one of so many numbers is looked at first, to see which may be among the largest
 _NONE = (-np.inf, np.inf)  # limits beyond which there is nothing
@@ -59,6 +63,16 @@ class Lot:
             priority, frame = priority[kept], frame[kept]
         return Lot((priority,), (frame,))
 
+    def rare(self, levels: Mapping[str, Iterable[Level]], most: float) -> tuple[tuple[str, tuple[Level, ...]], ...]:
+        """Of levels by column, those that it has few rows of; none of a column with more than `most` rows of such."""
+        found = []
+        for name, known in levels.items():
+            counts = dict(simplified(name, self.frame[name]).value_counts())
+            few = {level: int(counts.get(level, 0)) for level in known if counts.get(level, 0) < FEWEST}
+            if few and sum(few.values()) <= most:
+                found.append((name, tuple(few)))
+        return tuple(found)
+
     def merged(self, other: Lot, most: int) -> Lot:
         """A sample of both; up to twice as many as wanted are held, so that few are copied often."""
         both = Lot(self.priorities + other.priorities, self.frames + other.frames)
@@ -67,7 +81,7 @@ class Lot:
 
 @dataclass(frozen=True)
 class Far:
-    """The rows with the largest and the smallest numbers of every column.
+    """The rows with the largest and the smallest numbers of every column, and those of some levels.
 
     Attributes
     ----------
@@ -79,12 +93,15 @@ class Far:
         Numbers of every column; all rows beyond them are here.
     frames
         The rows, in pieces; others may be among them.
+    rare
+        Columns with levels of which all rows are here.
     """
 
     names: tuple[str, ...]
     most: int
     limits: tuple[tuple[float, float], ...] = ()
     frames: tuple[pd.DataFrame, ...] = field(default=(), repr=False)
+    rare: tuple[tuple[str, tuple[Level, ...]], ...] = ()
 
     @property
     def beyond(self) -> Far:
@@ -93,17 +110,23 @@ class Far:
 
     def of(self, frame: pd.DataFrame, places: Index | None = None) -> Far:
         """Those of a table, at some of its places or all: beyond the limits, or at its own ends where there are none."""
-        if not self.most:
+        if not self.most and not self.rare:
             return self
-        columns = [_numbers(frame, name, places) for name in self.names]
+        columns = [_numbers(frame, name, places) for name in self.names] if self.most else []
         limits = self.limits or tuple(_NONE if v is None else _ends(v, self.most) for v in columns)
-        index = _outside(limits, columns)
+        index = np.union1d(_outside(limits, columns), self._of_rare_levels(frame, places))
         return replace(self, limits=limits, frames=(frame.iloc[index if places is None else places[index]],))
+
+    def _of_rare_levels(self, frame: pd.DataFrame, places: Index | None) -> Index:
+        """Places of rows with a rare level."""
+        rows = frame if places is None else frame.iloc[places]
+        found = [np.flatnonzero(simplified(name, rows[name]).isin(levels)) for name, levels in self.rare]
+        return np.concatenate([np.zeros(0, np.intp), *found])
 
     def merged(self, other: Far) -> Far:
         """Those of both."""
-        if not self.limits or not other.limits:
-            return self if self.limits else other
+        if not self.frames or not other.frames:
+            return self if self.frames else other
         limits = tuple(map(_further, self.limits, other.limits))
         both = replace(self, limits=limits, frames=self.frames + other.frames)
         return both.fewer() if sum(map(len, both.frames)) > _HELD * 2 * self.most * len(self.names) else both
@@ -120,6 +143,7 @@ class Far:
         """The rows at an end of a column, and which rows of a sample are none of these."""
         kept, inside = self.fewer(), np.ones(len(sample), dtype=bool)
         inside[_outside(kept.limits, [_numbers(sample, name, None) for name in self.names])] = False
+        inside[self._of_rare_levels(sample, None)] = False
         return kept.frames[0] if kept.frames else sample.iloc[:0], inside
 
 

@@ -229,13 +229,11 @@ class Scan(Card, Generic[Block]):
                 raise
         return self._observed(chosen_rows(self.n, count, seed or 0))
 
-    def standing(self, count: int) -> Block:
-        """Rows that stand for all, from what the first pass kept, each as often as its frequency says.
+    def standing(self, count: int) -> tuple[Block, Block]:
+        """Rows that stand for all, from what the first passes kept, each as often as its frequency says.
 
-        Those at the ends of columns stand for themselves, about `count` others for the rest.
+        Those at the ends of columns and of rare levels stand for themselves, about `count` others for the rest.
         """
-        if self.lot.size >= self.n:
-            return self.sample(min(count, self.n), None)
         frame = self.lot.fewer(count).frame.reset_index(drop=True)
         far, inside = self.far.apart(frame)
         kept = [
@@ -243,7 +241,7 @@ class Scan(Card, Generic[Block]):
         ]
         ends, others = cast(list[Any], kept)
         rest = (self.n - float(ends.counts.sum())) / max(1, others.height)
-        return joined([replace(ends, frequency=ends.counts), replace(others, frequency=np.full(others.height, rest))])
+        return replace(ends, frequency=ends.counts), replace(others, frequency=np.full(others.height, rest))
 
     def pool(self, count: int, seed: int, weight: Callable[[Block], Array] | None = None) -> Block:
         """`count` observations drawn with replacement, in the order in which they are drawn, in memory.

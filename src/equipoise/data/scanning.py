@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import reduce
@@ -20,6 +20,7 @@ from equipoise.data.arrays import Rows
 from equipoise.data.asked import Asked
 from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, slots_of
 from equipoise.data.column_encoding import column_encoder
+from equipoise.data.columns import Level
 from equipoise.data.encoding import row_encoder
 from equipoise.data.fields import Columns
 from equipoise.data.files import as_floats, opened, retyped
@@ -251,24 +252,30 @@ def _taught(
 ) -> tuple[Found, Lessons, Mapping[str, dict[str, Learnt]], int]:
     """What the data tell, read until nothing is open: once, but for calls of functions of calls and misleading first rows."""
     known: dict[str, dict[str, Learnt]] = {}
-    readings, done = 0, False
-    while not done:
+    readings, lessons = 0, None
+    while True:
         readings += 1
         try:
-            lessons = _lessons(found, asked, known, room, executor)
+            lessons = _lessons(found, asked, known, room, executor, lessons)
         except Mistyped as error:
             readings += 1
             found = retyped(found, str(error), asked.needed)
             _require(found, asked)
             continue
         known, done = settled(asked, lessons, known)
-    return found, lessons, known, readings
+        if done:
+            return found, lessons, known, readings
 
 
 def _lessons(
-    found: Found, asked: Asked, known: Mapping[str, Mapping[str, Learnt]], room: int, executor: Executor | None
+    found: Found,
+    asked: Asked,
+    known: Mapping[str, Mapping[str, Learnt]],
+    room: int,
+    executor: Executor | None,
+    before: Lessons | None,
 ) -> Lessons:
-    """What one pass over the data tells."""
+    """What one pass over the data tells; if there was one before, also all rows of levels that its sample has few of."""
     counts = [part.count for part in found.parts]
     total = sum(count for count in counts if count is not None) if None not in counts else 0
     width = len(asked.needed) + 1
@@ -278,7 +285,8 @@ def _lessons(
     columns = tuple(
         dict.fromkeys([*asked.roles, *(asked.beside[name] for name in ("offset",) if name in asked.beside)])
     )
-    far = Far(columns, min(_AT_ENDS, most // (8 * max(1, len(columns)))))
+    rare = () if before is None else _rare(before, most)
+    far = Far(columns, min(_AT_ENDS, most // (8 * max(1, len(columns)))), rare=rare)
     learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far)
     if not found.parts:
         raise _no_rows()
@@ -288,6 +296,17 @@ def _lessons(
         results = in_order(executor or pool, jobs, learner, waiting)
         lessons = reduce(lambda first, second: first.merged(second, most), results)
     return replace(lessons, lot=lessons.lot.fewer(most))
+
+
+def _rare(before: Lessons, most: int) -> tuple[tuple[str, tuple[Level, ...]], ...]:
+    """Columns with levels that a sample has few rows of, where it is not all of them and those are not many."""
+    levels: dict[str, Iterable[Level]]
+    share = sum(before.kept) / max(1, before.lot.size)
+    sample = before.lot.frame
+    # numbers of two values are as levels
+    levels = {name: sample[name].unique() for name in sample.columns if sample[name].nunique() == 2}
+    levels |= {name: known for name, known in before.levels.items() if name in sample.columns}
+    return before.lot.rare(levels, 0.25 * most / share) if share > 1.0 else ()
 
 
 def _no_rows() -> InvalidInput:

@@ -157,8 +157,8 @@ class LinearProblem(Card):
 
     def standing(self, rows: int) -> Self:
         """The same problem on about so many rows that stand for all; of files with those that can matter most."""
-        if isinstance(self.source, Scan) and self.source.n > rows:
-            return replace(self, source=with_rare(self.source.standing(rows), self.source))
+        if isinstance(self.source, Scan) and self.source.n > max(rows, self.source.lot.size):
+            return replace(self, source=with_rare(*self.source.standing(rows), self.source))
         return self.subsample(min(rows, self.source.n), seed=None)
 
     def marked(self, clusters: object = None, time: object = None) -> Self:

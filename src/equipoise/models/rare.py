@@ -8,13 +8,13 @@ import numpy as np
 
 from equipoise.arrays import Array, Index
 from equipoise.data.arrays import Rows
+from equipoise.data.kept import FEWEST
 from equipoise.data.source import Source
 from equipoise.linalg import is_positive
 from equipoise.models.passes import CoreSums, side_by_side, standing_rows
 
 __all__ = ["RarePass", "with_rare"]
 
-_FEWEST = 50  # rows of a level in a sample, below which it tells too little of it
 _ROUNDING = 1e-10  # of a matrix of counts, below which a direction of it is empty
 
 
@@ -37,23 +37,27 @@ class RarePass:
         return np.asarray(np.vecdot(z @ self.S, z))
 
 
-def with_rare(part: Rows, source: Source[Rows]) -> Rows:
-    """Rows that stand for all, with every row of levels that a sample has fewer of; at most one pass.
+def with_rare(certain: Rows, others: Rows, source: Source[Rows]) -> Rows:
+    """Rows that stand for themselves, others that stand for the rest, and every row of levels that these have few of.
+
+    That is one pass, if there are any.
 
     Rows of a level, or of a combination of levels, that m observations have are of leverage 1/m among columns of two values.
     """
+    part = Rows.joined([certain, others])
     low, high = part.x.min(axis=0), part.x.max(axis=0)
     columns = np.flatnonzero(np.all((part.x == low) | (part.x == high), axis=0))
-    share, z = float(part.counts.max()), part.x[:, columns]
+    share, z = float(others.counts.max(initial=1.0)), part.x[:, columns]
     form = (z * part.counts[:, None]).T @ z
     # a level that the sample does not have is as one of a single observation
-    found = RarePass(columns, np.linalg.inv(form + np.eye(len(form))).astype(np.float64), 1.0 / (_FEWEST * share))
+    found = RarePass(columns, np.linalg.inv(form + np.eye(len(form))).astype(np.float64), 1.0 / (FEWEST * share))
     rare = found.sizes(part) > found.limit
+    unsure = rare[certain.height :]
     absent = not is_positive(form - _ROUNDING * np.diag(np.diag(form)))
     # more than a sample would have of them are no few rows
-    if share <= 1.0 or not (absent or rare.any()) or part.counts[rare].sum() > part.height:
+    if share <= 1.0 or not (absent or unsure.any()) or part.counts[rare].sum() > part.height:
         return part
-    others = part.take(np.flatnonzero(~rare))
+    left = part.take(np.flatnonzero(~rare))
     # those that are not certain share the observations that the others leave
-    common = side_by_side(others, np.full(others.height, 0.5))
+    common = side_by_side(left, np.full(left.height, 0.5))
     return standing_rows((*source.reduce(found).kept, common), source)
