@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
@@ -111,6 +112,27 @@ def test_a_second_pass_for_a_formula_brings_the_rows_of_rare_levels(rare_levels)
     expected = eq.plan(model, rare_levels.to_pandas(), formula=formula, target="HC3")
     np.testing.assert_allclose(plan.fit.theta, expected.fit.theta, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("family", "terms"), [("bernoulli", "a + kind"), ("poisson", "a + kind"), ("bernoulli", "kind:a")]
+)
+def test_a_rare_level_that_separates_is_refused_as_in_memory(family, terms, rare_levels) -> None:
+    frame = rare_levels.to_pandas()
+    won = frame["won"].to_numpy().copy()
+    won[frame["kind"] == "rare"] = 0.0
+    frame.loc[frame["kind"] == "rare", "a"] = [-2.0, -0.4, -0.1, -1.0]
+    formula = f"won ~ {terms}"
+    for data in (frame.assign(won=won), pa.Table.from_pandas(frame.assign(won=won))):
+        source = data if isinstance(data, pd.DataFrame) else eq.data.scan(data, formula)
+        options = {"formula": formula} if source is data else {}
+        with pytest.raises(eq.FitFailed, match=r"separated by .*rare"):
+            eq.fit(eq.glm(family), source, **options)
+    # one row that differs is enough for a minimiser
+    won[np.flatnonzero(frame["kind"] == "rare")[1]] = 1.0
+    source = eq.data.scan(pa.Table.from_pandas(frame.assign(won=won)), formula)
+    expected = eq.fit(eq.glm(family), frame.assign(won=won), formula=formula)
+    np.testing.assert_allclose(eq.fit(eq.glm(family), source).theta, expected.theta, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize(("family", "response"), [("bernoulli", "won"), ("gaussian", "level")])

@@ -126,6 +126,47 @@ def test_a_robust_scale_leaves_a_pass_for_calls_of_functions_of_calls(
     np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("response", "family", "options", "passes"),
+    [
+        # learnt, two for the fit, moments with the sums of the target, curvature
+        ("count", "poisson", {"target": "HAC", "lags": 3}, 5),
+        ("count", "negative-binomial", {"target": "HAC", "lags": 3}, 5),
+        ("count", "negative-binomial", {"target": "CRV1"}, 5),
+        ("size", "gamma", {"target": "CRV3"}, 5),
+        ("size", "gamma", {"target": "HC3"}, 6),
+    ],
+)
+def test_sums_over_time_and_by_cluster_go_with_the_moments(
+    response, family, options, passes, folder, readings, sampled
+) -> None:
+    sampled(40_000)
+    formula, clusters = f"{response} ~ a + b + g", "firm" if "CRV" in options["target"] else None
+    source = eq.data.scan(folder, formula, clusters=clusters)
+    plan = eq.plan(eq.glm(family), source, **options)
+    assert readings.total() / N <= passes
+    frame = pd.concat([pd.read_parquet(folder / f"{k}.parquet") for k in range(3)])
+    expected = eq.plan(eq.glm(family), eq.data.table(frame, formula, clusters=clusters), **options)
+    np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-13)
+
+
+def test_squared_loss_with_a_prior_and_its_scale_takes_one_pass(folder, readings) -> None:
+    formula, model = (
+        "level ~ a + b + g",
+        eq.glm("gaussian", prior_precision=np.array([0.0, 300.0, 50.0, 9.0, 40_000.0])),
+    )
+    source = eq.data.scan(folder, formula, weights="year")
+    found = eq.fit(model, source)
+    assert readings.total() == 2 * N
+    frame = pd.concat([pd.read_parquet(folder / f"{k}.parquet") for k in range(3)])
+    expected = eq.fit(model, eq.data.table(frame, formula, weights="year"))
+    np.testing.assert_allclose(found.theta, expected.theta, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose([found.constant, found.loss], [expected.constant, expected.loss], rtol=1e-11)
+    # the prior pulls: without it the estimate is another one
+    free = eq.fit(eq.glm("gaussian"), eq.data.table(frame, formula, weights="year"))
+    assert np.abs(free.theta[-1] - found.theta[-1]) > 1e-3
+
+
 @pytest.mark.slow
 def test_a_loss_of_ones_own_is_read_at_most_eight_times(folder, readings) -> None:
     source = eq.data.scan(folder, columns={"x": ["a", "b"], "y": "count"})

@@ -69,7 +69,7 @@ class Forest:
         Scales: in the columns' units, per standard deviation of a column (where they are known), in standard errors; the
         first two also exponentiated where that makes a ratio.
     first
-        The scale to begin with: the first on which intervals are more than dots.
+        The scale to begin with: the first on which most intervals are more than dots.
     """
 
     at: Index
@@ -109,13 +109,12 @@ def forest(cal: Calibration, found: Coefficients, most: int) -> Forest:
         made.append(_axis(name, f"coefficient, {words}", ends, False))
         if ratio is not None and name != "se":
             made.append(_axis(f"{name}-exp", f"{ratio}, {words}", ends, True))
-    readable = [a.name for a in made if not a.ratio and (len(drawn) == 0 or _readable(a))]
-    return Forest(drawn, aside, tuple(made), readable[0] if readable else "se")
+    return Forest(drawn, aside, tuple(made), max((axis for axis in made if not axis.ratio), key=_readable).name)
 
 
-def _readable(axis: Axis) -> bool:
-    """Whether every interval is more than a dot."""
-    return bool(np.min(axis.end - axis.start) > 100.0 * _DOTS)
+def _readable(axis: Axis) -> int:
+    """How many intervals are more than dots."""
+    return int(np.sum(axis.end - axis.start > 100.0 * _DOTS))
 
 
 def _axis(name: str, words: str, ends: tuple[Array, Array, Array], ratio: bool) -> Axis:

@@ -57,8 +57,9 @@ class Series:
         past = np.zeros_like(there)
         for lag in range(1, self.lags + 1):
             # the first rows there reach back to the last rows here
-            rows = slice(max(0, lag - here), min(lag, len(there)))
-            past[rows] += _bartlett(lag, self.lags) * self.tail[here + rows.start - lag : here + rows.stop - lag]
+            first, end = max(0, lag - here), min(lag, len(there))
+            if first < end:
+                past[first:end] += _bartlett(lag, self.lags) * self.tail[here + first - lag : here + end - lag]
         head = np.concatenate([self.head, there])[: self.lags]
         tail = np.concatenate([self.tail, other.tail])
         return Series(

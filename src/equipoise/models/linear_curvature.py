@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.files import available_memory
-from equipoise.linalg import Sums, symmetric
+from equipoise.linalg import Sums, added_form, symmetric
 from equipoise.models.core import ALIKE, CORE, Chances
 from equipoise.models.passes import (
     AbsolutePass,
@@ -27,7 +27,7 @@ from equipoise.models.passes import (
     standing_rows,
 )
 from equipoise.models.rowwise import StackedSums
-from equipoise.models.sums import derivatives
+from equipoise.models.sums import derivatives, weighted
 from equipoise.theory.curvature import ImagePass
 from equipoise.theory.expansion import RankOneExpansion, expanded_rows
 
@@ -42,6 +42,7 @@ _ROWS_PAIRED = 6  # rows a column up to which all pairs of rows cost less than m
 _SHARE = 0.25  # of the memory at hand that their copy may take
 _LOT = 1 << 15  # rows that tell how large v is
 _MOST = 1 << 17  # rows that stand for all in a fit
+_LEAST = 0.1  # of the mean second derivative, which rows count as having at least
 _HELD = 32  # times they would fit into the memory for reading
 
 
@@ -136,19 +137,27 @@ class LinearCurvature:
         """The pass that keeps rows which stand for all by their leverages: more than elsewhere, for they save a fit passes."""
         source = self.problem.source
         hessian = self.sampled(_LOT).problem.derivatives(self.theta, 2).hessian
-        absent = np.flatnonzero(np.diag(hessian) == 0.0)
-        # columns that a sample does not have are of few rows, which matter as much as others of such a column
-        hessian[absent, absent] = np.mean(np.diag(hessian)) / source.n
-        inverse = np.linalg.pinv(hessian, hermitian=True).astype(np.float64)
+        # columns and combinations of levels that a sample does not have are of few rows: as if they were one of average size
+        size = np.diag(hessian)
+        size = np.where(size > 0.0, size, np.mean(size))
+        inverse = symmetric(np.linalg.inv(added_form(hessian, size / source.n)).astype(np.float64))
         room = getattr(source, "memory", np.inf) // (_HELD * 8 * (self.theta.size + 5))
-        robust = self.problem.model.divergence is not None and self.problem.model.family.parameter == "scale"
-        return self._core_pass(*_rooted(inverse), int(max(CORE, min(_MOST, source.n // 4, room))), robust)
+        # a robust loss bends for other rows after a step, its log loss for all that may matter
+        plain = replace(self, problem=replace(self.problem, model=replace(self.problem.model, divergence=None)))
+        return plain._core_pass(*_rooted(inverse), int(max(CORE, min(_MOST, source.n // 4, room))), _LEAST)
 
-    def _core_pass(self, matrix: Array, root: Array | None, most: int = CORE, alike: bool = False) -> CorePass:
-        """The pass that keeps about so many rows, by what a sample tells of their sizes."""
-        n, model = self.problem.source.n, self.problem.model
-        every = CorePass(model, self.theta, matrix, root, Chances(1.0, 0.0), alike)
-        v = np.concatenate([every.sizes(rows) for rows in self.sampled(_LOT).problem.source.blocks()])
+    def _core_pass(self, matrix: Array, root: Array | None, most: int = CORE, least: float = 0.0) -> CorePass:
+        """The pass that keeps about so many rows, by what a sample tells of their sizes.
+
+        `least` is the share of the mean second derivative that a row's counts as at least.
+        """
+        n, model, some = self.problem.source.n, self.problem.model, self.sampled(_LOT).problem.source
+        every = CorePass(model, self.theta, matrix, root, Chances(1.0, 0.0))
+        if least:
+            bend = sum(float(np.sum(np.abs(derivatives(model.loss, rows, self.theta, 2)[0]))) for rows in some.blocks())
+            weight = sum(float(np.sum(weighted(rows, np.ones(rows.height)))) for rows in some.blocks())
+            every = replace(every, least=least * bend / weight)
+        v = np.concatenate([every.sizes(rows) for rows in some.blocks()])
         return replace(every, chances=Chances.of(v, n, most))
 
     def scatter(self) -> Array:

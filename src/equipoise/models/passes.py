@@ -253,17 +253,14 @@ class CoreSums(NamedTuple):
 
 @dataclass(frozen=True)
 class CorePass:
-    """Rows that together stand for all, by their v = |h| xᵀSx; with `alike` by v = w xᵀSx.
-
-    Where a robust loss hardly bends for a row, it may after a step.
-    """
+    """Rows that together stand for all, by their v = (|h| + w·least) xᵀSx: where a loss hardly bends, it may after a step."""
 
     model: GLM
     theta: Array
     S: Array
     root: Array | None
     chances: Chances
-    alike: bool = False
+    least: float = 0.0
 
     def __call__(self, rows: Rows) -> CoreSums:
         """Those of one block."""
@@ -271,10 +268,8 @@ class CorePass:
 
     def sizes(self, rows: Rows) -> Array:
         """v of every row."""
-        form = forms(rows.x, self.S, self.root)
-        return (
-            weighted(rows, form) if self.alike else form * np.abs(derivatives(self.model.loss, rows, self.theta, 2)[0])
-        )
+        (h,) = derivatives(self.model.loss, rows, self.theta, 2)
+        return (np.abs(h) + weighted(rows, np.full(len(h), self.least))) * forms(rows.x, self.S, self.root)
 
 
 def _kept(rows: Rows, v: Array, chances: Chances) -> Array:
