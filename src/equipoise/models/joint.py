@@ -123,7 +123,6 @@ class JointProblem:
 
     def derivatives(self, theta: Array, order: int) -> Derivatives:
         """Value, gradient and Hessian, all from one pass whatever is asked for."""
-        del order
         sums, n = self._sums(theta), self.source.n
         away = theta[:-1] - self.problem.mean
         pull = form_times(self.problem.precision, away)

@@ -78,12 +78,9 @@ class StepEquation:
 
     def bracket(self, Y: Array) -> Array:
         """κ/(1−κ²) (s Y⁻¹ s Y + Y s Y⁻¹ s)."""
-        half = self._curl(Y)
-        return half + half.T
-
-    def _curl(self, Y: Array) -> Array:
         s, k = self.slopes, self.momentum
-        return k / (1.0 - k * k) * (s[:, None] * np.linalg.solve(Y, s[:, None] * Y))
+        half = k / (1.0 - k * k) * (s[:, None] * np.linalg.solve(Y, s[:, None] * Y))
+        return half + half.T
 
     def residual(self, Y: Array) -> Array:
         """Left side minus right side."""
