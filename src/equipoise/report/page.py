@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["write_report"]
 
 
-def write_report(calibration: Calibration, path: Path, interval: float = 0.95) -> Path:
+def write_report(calibration: Calibration, path: Path, interval: float) -> Path:
     """Write the report of a run, fresh or loaded, as one self-contained HTML file; returns its path."""
     return write_atomic(path, _page(calibration, interval).encode())
 

@@ -22,6 +22,9 @@ from equipoise.linalg import is_positive, symmetric
 
 __all__ = ["StepEquation", "solve_step"]
 
+# The relative residual of a solution.
+_TOLERANCE = 1e-13
+
 
 @dataclass(frozen=True)
 class StepEquation:
@@ -97,7 +100,7 @@ class StepEquation:
         return half.T @ half
 
 
-def solve_step(equation: StepEquation, tolerance: float = 1e-13) -> tuple[Array | None, float]:
+def solve_step(equation: StepEquation) -> tuple[Array | None, float]:
     """Y and its relative residual; Y is None when no positive definite solution was found.
 
     The bracket is frozen and the linear equation solved again, damped when the residual grows; Newton takes over when
@@ -113,22 +116,22 @@ def solve_step(equation: StepEquation, tolerance: float = 1e-13) -> tuple[Array 
         Y = np.diag(np.maximum(np.diag(Y), 1e-3 * np.abs(np.diag(equation.source / equation.resistance))))
     error = equation.error(Y)
     for _ in range(60):
-        if error <= tolerance:
+        if error <= _TOLERANCE:
             return Y, error
         direction = (equation.source - equation.bracket(Y)) / equation.resistance - Y
         Y, error, moved = _search(equation, Y, direction, error)
         if not moved:
             break
-    return _newton(equation, Y, error, tolerance)
+    return _newton(equation, Y, error)
 
 
-def _newton(equation: StepEquation, Y: Array, error: float, tolerance: float) -> tuple[Array | None, float]:
+def _newton(equation: StepEquation, Y: Array, error: float) -> tuple[Array | None, float]:
     dim = len(Y)
     s, k = equation.slopes, equation.momentum
     c = k / (1.0 - k * k)
 
     for _ in range(60):
-        if error <= tolerance:
+        if error <= _TOLERANCE:
             break
         Z: Array = np.linalg.inv(Y).astype(np.float64)
         ZsY = Z @ (s[:, None] * Y)
