@@ -109,9 +109,13 @@ def forest(cal: Calibration, found: Coefficients, most: int) -> Forest:
         made.append(_axis(name, f"coefficient, {words}", ends, False))
         if ratio is not None and name != "se":
             made.append(_axis(f"{name}-exp", f"{ratio}, {words}", ends, True))
-    # every interval is to be more than a dot
-    readable = [a.name for a in made if not a.ratio and (len(drawn) == 0 or np.min(a.end - a.start) > 100.0 * _DOTS)]
+    readable = [a.name for a in made if not a.ratio and (len(drawn) == 0 or _readable(a))]
     return Forest(drawn, aside, tuple(made), readable[0] if readable else "se")
+
+
+def _readable(axis: Axis) -> bool:
+    """Whether every interval is more than a dot."""
+    return bool(np.min(axis.end - axis.start) > 100.0 * _DOTS)
 
 
 def _axis(name: str, words: str, ends: tuple[Array, Array, Array], ratio: bool) -> Axis:
