@@ -380,19 +380,13 @@ def test_what_looks_wrong_and_is_not() -> None:
     assert eq.fit(t.model, (t.data[0] * 1e50, t.data[1]), seed=3.0).converged
 
 
-GENERAL: dict[str, tuple[dict[str, Any], str]] = {
-    "init": ({"init": "start"}, "init"),
-    "loss": ({"loss": "squared"}, "loss"),
-    "regularizer": ({"regularizer": 3}, "regularizer"),
-    "prior_precision": ({"prior_precision": "wide"}, "prior_precision"),
-    "prior_mean": ({"prior_mean": 1.0}, "prior_mean"),
-    "lambda_": ({"lambda_": 1.0}, "lambda_"),
-}
+GENERAL = {
+    "init": "start", "loss": "squared", "regularizer": 3, "prior_precision": "wide", "prior_mean": 1.0, "lambda_": 1.0
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", GENERAL)
-def test_a_loss_of_your_own(name: str) -> None:
+@pytest.mark.parametrize(("name", "value"), GENERAL.items())
+def test_a_loss_of_your_own(name: str, value: Any) -> None:
     pytest.importorskip("jax")
-    options, word = GENERAL[name]
-    given = {"loss": lambda p, o: 0.5 * (o["y"] - p["a"]) ** 2, "init": {"a": 0.0}, **options}
-    refused(lambda: eq.fit(eq.Model(**given), {"y": np.arange(5.0)}), word)
+    given = {"loss": lambda p, o: 0.5 * (o["y"] - p["a"]) ** 2, "init": {"a": 0.0}, name: value}
+    refused(lambda: eq.fit(eq.Model(**given), {"y": np.arange(5.0)}), name)

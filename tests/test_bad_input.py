@@ -147,6 +147,3 @@ def test_new_rows(case) -> None:
     refused("X_new", "2 columns", lambda: cal.predict(x[:, :2]))
     refused("X", "shape (3,)", lambda: cal.predict(x[0]))
     refused("offset", "shape (2,)", lambda: cal.predict(x, offset=[1.0, 2.0]))
-
-
-# theory

@@ -169,20 +169,12 @@ def rescaling(given: Task, rng: np.random.Generator) -> Units:
     return Units(float(factors(rng, 1)[0]) if known else 1.0, factors(rng, D), np.zeros(D))
 
 
-@pytest.mark.parametrize("case", CONVEX, ids=label)
+@pytest.mark.parametrize("case", [*CONVEX, *BOUNDED], ids=label)
 @pytest.mark.parametrize("prior", ["none", "all"])
 def test_units_of_response_and_columns(case, prior) -> None:
-    for seed in range(12):
-        rng = np.random.default_rng([1, seed])
-        given = task(case, rng, prior=prior)
-        assert difference(given, rescaling(given, rng)) < SAME, seed
-
-
-@pytest.mark.parametrize("case", BOUNDED, ids=label)
-@pytest.mark.parametrize("prior", ["none", "all"])
-def test_units_of_bounded_losses(case, prior) -> None:
-    for seed in range(2):
-        rng = np.random.default_rng([2, seed])
+    first, seeds = (1, 12) if case in CONVEX else (2, 2)
+    for seed in range(seeds):
+        rng = np.random.default_rng([first, seed])
         given = task(case, rng, prior=prior)
         assert difference(given, rescaling(given, rng)) < SAME, seed
 

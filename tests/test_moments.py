@@ -77,6 +77,8 @@ def test_moments_are_those_of_the_rows(family, brute, make_model) -> None:
     for A in (S, S - np.eye(D)):  # a covariance, and an indefinite matrix
         expected = sum(j @ A @ j for j in J) / N - J.mean(axis=0) @ A @ J.mean(axis=0)
         np.testing.assert_allclose(m.curvature_noise(A), expected, **close)
+    pairs = zip(J - J.mean(axis=0), g - g.mean(axis=0), strict=True)
+    np.testing.assert_allclose(m.score_curvature(S), np.mean([j @ (S * (s @ S)) for j, s in pairs], axis=0), **close)
     assert (m.n, m.dim, m.names) == (N, D, data.names)
     np.testing.assert_array_equal(m.params, theta)
 
@@ -142,6 +144,7 @@ def test_from_arrays_equals_the_glm_route(family, brute, make_model) -> None:
         np.testing.assert_allclose(getattr(made, name), getattr(direct, name), rtol=1e-12, atol=1e-14)
     np.testing.assert_allclose(made.curvature_noise(S), direct.curvature_noise(S), rtol=1e-11, atol=1e-14)
     np.testing.assert_allclose(made.third_derivative(S), direct.third_derivative(S), rtol=1e-11, atol=1e-14)
+    np.testing.assert_allclose(made.score_curvature(S), direct.score_curvature(S), rtol=1e-11, atol=1e-14)
     # and so the theory cannot tell them apart
     dynamics = eq.Dynamics(batch_size=10)
     np.testing.assert_allclose(

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
+from equipoise.engines.engine import Guard
 from tests.known import jax_loss, misspecified
 
 N = 2000
@@ -138,16 +139,10 @@ def test_one_scale_goes_through_all_verbs(divergence, rows) -> None:
     m = eq.moments(problem, fitted, tuning_rows=rows)
     tuning = eq.tune(m, "sandwich", eq.Dynamics(50))
     assert fitted.constant == m.constant == tuning.constant is not None
-    engine = problem.engine(tuning, eq_guard(tuning))
+    engine = problem.engine(tuning, Guard(np.inf, tuning.expected))
     assert engine.program.loss.p[0] == fitted.constant
     cal = eq.calibrate(problem, ess=20, chains=2, batch_size=50, tuning_rows=rows, progress=False)
     assert cal.fit.constant == cal.plan.moments.constant == cal.tuning.constant == cal.model.constant == fitted.constant
-
-
-def eq_guard(tuning):
-    from equipoise.engines.engine import Guard
-
-    return Guard(np.inf, tuning.expected)
 
 
 BITS = """

@@ -65,6 +65,7 @@ def test_moments_are_those_of_the_expanded_data(name, weighted, shifted, prior) 
     S = np.cov(np.random.default_rng(2).normal(size=(3, 9)))
     close(found.curvature.quadratic(S), wanted.curvature.quadratic(S))
     close(found.curvature.third(S), wanted.curvature.third(S))
+    close(found.score_curvature(S), wanted.score_curvature(S))
     if divergence is None:
         for radius in (None, 0.3):
             one, other = (p.bound_constants(theta, radius) for p in (short, long))

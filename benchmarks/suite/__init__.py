@@ -17,8 +17,8 @@ __all__ = ["NAMES", "run", "write_pages"]
 
 # The sections, in the order in which they are measured.
 NAMES = (
-    "checks", "W1", "W2", "W3", "roofline", "threads", "offline", "jobs", "memory", "second_law", "steps", "tuned",
-    "ess", "passes", "growth", "step_matrix", "columns", "cores", "rows", "cluster", "start_up",
+    "checks", "W1", "W2", "W3", "roofline", "offline", "jobs", "memory", "second_law", "steps", "tuned",
+    "ess", "passes", "growth", "step_matrix", "columns", "cores", "rows", "cluster",
 )  # fmt: skip
 
 # What the figures show, and how to read them.

@@ -6,6 +6,8 @@ from math import floor, log10
 from pathlib import Path
 from typing import Any
 
+from benchmarks.suite.report import sampler_rates
+
 __all__ = ["plots"]
 
 _OURS, _OTHERS, _LIMIT = "#0072B2", "#999999", "#009E73"
@@ -81,10 +83,9 @@ def _scaling(data: dict[str, Any], path: Path) -> bool:
 
 
 def _sampler_rates(sections: dict[str, Any]) -> dict[str, float]:
-    found = sections.get("second_law", {}).get("W2", {})
-    rates = {k: r["ess_per_second"] for k, r in found.items() if isinstance(r, dict) and "ess_per_second" in r}
-    best = sections.get("tuned", {}).get("W2", {}).get("best", {})
-    return rates | {f"BlackJAX SGLD, {k}, best": b["ess_per_second"] for k, b in best.items() if "ess_per_second" in b}
+    rates = sampler_rates(sections.get("second_law", {}).get("W2", {}))
+    best = sampler_rates(sections.get("tuned", {}).get("W2", {}).get("best", {}))
+    return rates | {f"BlackJAX SGLD, {kind}, best": rate for kind, rate in best.items()}
 
 
 def _growth(axis: Any, name: str, runs: dict[int, dict[str, Any]]) -> None:

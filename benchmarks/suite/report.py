@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-__all__ = ["machine_words", "number", "render", "table", "write_block"]
+__all__ = ["machine_words", "number", "render", "sampler_rates", "table", "write_block"]
 
 _AWAY = 100.0  # times the posterior's standard deviation: a chain that is on its way to infinity
 
@@ -59,6 +59,11 @@ def machine_words(data: dict[str, Any]) -> str:
 def _load(data: dict[str, Any]) -> str:
     seen = [s["load_at_start"] for s in data["sections"].values() if s.get("load_at_start") is not None]
     return f"{min(seen):g} to {max(seen):g}" if seen else "unknown"
+
+
+def sampler_rates(found: dict[str, Any]) -> dict[str, float]:
+    """Effective draws per second of every sampler that was measured."""
+    return {k: r["ess_per_second"] for k, r in found.items() if isinstance(r, dict) and "ess_per_second" in r}
 
 
 def _cells(sections: dict[str, Any], dtype: str) -> dict[str, dict[str, Any]]:
@@ -206,7 +211,7 @@ def _second_law(sections: dict[str, Any]) -> str:
     for workload, found in sections.get("second_law", {}).items():
         if not isinstance(found, dict):
             continue
-        rates = {k: r["ess_per_second"] for k, r in found.items() if isinstance(r, dict) and "ess_per_second" in r}
+        rates = sampler_rates(found)
         for name, rate in rates.items():
             result = found[name]
             multiples = [f"{number(rate / rates[peer])}×" if peer in rates else "–" for peer in _LAW_PEERS]

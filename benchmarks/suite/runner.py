@@ -15,10 +15,10 @@ from benchmarks.suite.effective import against_nuts, per_data_pass
 from benchmarks.suite.jobs import whole_jobs
 from benchmarks.suite.machine import describe, load
 from benchmarks.suite.measure import Settings, guarded, pinned, say
-from benchmarks.suite.offline import offline_passes, peak_memory, start_up, step_matrix
+from benchmarks.suite.offline import offline_passes, peak_memory, step_matrix
 from benchmarks.suite.plot import plots
 from benchmarks.suite.report import render
-from benchmarks.suite.scaling import growth, threads
+from benchmarks.suite.scaling import growth
 from benchmarks.suite.second_law import second_law, step_costs
 from benchmarks.suite.sizes import cluster_passes, in_columns, in_cores, in_rows
 from benchmarks.suite.throughput import check_contenders, measure_workload
@@ -42,7 +42,6 @@ SECTIONS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "W2": lambda s: measure_workload(_prepared(1, s.smoke), s),
     "W3": lambda s: measure_workload(_prepared(2, s.smoke), s),
     "roofline": lambda s: roofline(_prepared(2, s.smoke), s),
-    "threads": lambda s: threads([_prepared(k, s.smoke) for k in range(3)], s),
     "offline": lambda s: offline_passes(_prepared(2, s.smoke), s),
     "jobs": lambda s: whole_jobs([_prepared(k, s.smoke) for k in (1, 2)], s),
     "memory": lambda s: peak_memory(_prepared(2, s.smoke), s),
@@ -57,7 +56,6 @@ SECTIONS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "cores": in_cores,
     "rows": in_rows,
     "cluster": cluster_passes,
-    "start_up": start_up,
 }
 
 

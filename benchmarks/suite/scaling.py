@@ -1,4 +1,4 @@
-"""Scaling: with threads, and with the numbers of rows, of columns and of rows in a batch."""
+"""Scaling: with the numbers of rows, of columns and of rows in a batch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.suite.contenders import engine_for
-from benchmarks.suite.measure import Settings, exponent, guarded, interleave, say, timed, unpinned
-from benchmarks.suite.throughput import rate_of
-from benchmarks.suite.workloads import Prepared, Workload, make_cell, prepare
+from benchmarks.suite.measure import Settings, exponent, guarded, say, timed
+from benchmarks.suite.workloads import Workload, make_cell, prepare
 
-__all__ = ["growth", "threads"]
+__all__ = ["growth"]
 
 # (rows, columns, batch) along which one of the three grows
 _SERIES: dict[str, list[tuple[int, int, int]]] = {
@@ -20,37 +19,6 @@ _SERIES: dict[str, list[tuple[int, int, int]]] = {
     "D": [(5000, d, 500) for d in (8, 16, 32, 64, 128, 256)],
     "B": [(5000, 50, b) for b in (16, 64, 256, 1024, 4096)],
 }
-
-
-def threads(workloads: list[Prepared], settings: Settings) -> dict[str, Any]:
-    """Steps of all chains per second: one chain on one thread, two chains on two."""
-    results = {}
-    for prepared in workloads:
-        name = f"{prepared.workload.name} B={_batch(prepared)}"
-        results[name] = guarded(lambda p=prepared: _two_chains(p, settings))  # type: ignore[misc]
-        say(f"threads {name}: {results[name].get('ratio', results[name])}")
-    return {"cases": results}
-
-
-def _batch(prepared: Prepared) -> int:
-    return max(b for b in prepared.workload.batches if b <= 1000)
-
-
-def _two_chains(prepared: Prepared, settings: Settings) -> dict[str, Any]:
-    cell = make_cell(prepared, _batch(prepared))
-    engine, thin = engine_for(cell), cell.thin
-    with unpinned(), ThreadPoolExecutor(2) as pool:
-
-        def run(chains: int, steps: int) -> None:
-            states = [engine.start(cell.tuning.center, np.random.SeedSequence(s)) for s in range(chains)]
-            engine.advance(states, steps, thin, [np.empty((steps // thin, cell.tuning.dim)) for _ in states], pool)
-
-        run(2, 10 * thin)  # compiles
-        pace = timed(lambda: run(1, 100 * thin)) / (100 * thin)
-        steps = 10 * thin if settings.smoke else max(2, int(settings.seconds / pace) // thin) * thin
-        seconds = interleave({"1": lambda: run(1, steps), "2": lambda: run(2, steps)}, 2 * settings.repeats)
-    found = {count: rate_of(int(count) * steps, times) for count, times in seconds.items()}
-    return {"chains": found, "ratio": found["2"]["rate"] / found["1"]["rate"]}
 
 
 def growth(settings: Settings) -> dict[str, Any]:

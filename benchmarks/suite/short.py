@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.suite.report import number, table
+from benchmarks.suite.report import number, sampler_rates, table
 
 __all__ = ["short"]
 
@@ -40,12 +40,9 @@ def _jobs(sections: dict[str, Any]) -> list[list[str]]:
 
 def _draws(sections: dict[str, Any]) -> list[list[str]]:
     """Effective draws per second of W2: the posterior with its shape, and the sandwich."""
-    found = sections.get("second_law", {}).get("W2", {})
-    rates = {k: r["ess_per_second"] for k, r in found.items() if isinstance(r, dict) and "ess_per_second" in r}
-    best = sections.get("tuned", {}).get("W2", {}).get("best", {})
-    tuned = {
-        f"BlackJAX SGLD, tuned by hand, {k}": b["ess_per_second"] for k, b in best.items() if "ess_per_second" in b
-    }
+    rates = sampler_rates(sections.get("second_law", {}).get("W2", {}))
+    best = sampler_rates(sections.get("tuned", {}).get("W2", {}).get("best", {}))
+    tuned = {f"BlackJAX SGLD, tuned by hand, {kind}": rate for kind, rate in best.items()}
     pairs = {
         "Posterior with its shape (fidelity 0.9), effective draws per second": (
             "control variates, posterior, fidelity 0.9", {k: rates[k] for k in _NUTS if k in rates} | tuned,

@@ -88,13 +88,7 @@ def write_atomic(path: str | Path, content: bytes | Callable[[BinaryIO], object]
 
 
 def require_writable(path: str | Path, argument: str = "path") -> Path:
-    """Make sure, before hours of work, that a file can be written at a place; nothing is left there.
-
-    Raises
-    ------
-    InvalidInput
-        If it could not be.
-    """
+    """Raise, before hours of work, if a file could not be written at a place; nothing is left there."""
     target = file_place(path, argument)
     folder = next(place for place in target.parents if place.exists())
     try:
@@ -119,7 +113,9 @@ def file_place(path: str | Path, argument: str = "path") -> Path:
         with suppress(FileNotFoundError):
             mode = target.stat().st_mode
             if not stat.S_ISREG(mode):
-                raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, _kind(mode))
+                folder = stat.S_ISDIR(mode)
+                reason = "Is a folder" if folder else "Is not a regular file"
+                raise OSError(errno.EISDIR if folder else errno.EINVAL, reason)
             if not os.access(target, os.W_OK):
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     except (OSError, TypeError, ValueError) as error:
@@ -172,10 +168,6 @@ def raw_bytes(array: NDArray[np.generic]) -> memoryview:
     if not array.flags.c_contiguous:
         raise ValueError("the array must be in one piece of memory, rows first")
     return array.reshape(-1).view(np.uint8).data
-
-
-def _kind(mode: int) -> str:
-    return "Is a folder" if stat.S_ISDIR(mode) else "Is not a regular file"
 
 
 def _fill(raw: io.FileIO, content: bytes | Callable[[BinaryIO], object]) -> None:

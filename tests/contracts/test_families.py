@@ -38,18 +38,18 @@ def setting(name: str):
     return family, eta, y, np.array(CONSTANTS[beside])
 
 
-def law(name: str, eta, p):
+def response_law(name: str, eta, constant=None):
     """The distribution of the response, from SciPy."""
     if name == "gaussian":
-        return stats.norm(eta, p[0])
+        return stats.norm(eta, constant)
     if name == "bernoulli":
         return stats.bernoulli(expit(eta))
     mu = np.exp(eta)
     if name == "poisson":
         return stats.poisson(mu)
     if name == "gamma":
-        return stats.gamma(p[0], scale=mu / p[0])
-    return stats.nbinom(1.0 / p[0], 1.0 / (1.0 + p[0] * mu))
+        return stats.gamma(constant, scale=mu / constant)
+    return stats.nbinom(1.0 / constant, 1.0 / (1.0 + constant * mu))
 
 
 def orders(loss):
@@ -98,7 +98,7 @@ def test_loss_is_minus_log_likelihood_up_to_a_constant(name: str) -> None:
     eta = np.linspace(-4.0, 4.0, 33)
     for y in {"poisson": (0, 3), "negative-binomial": (0, 9), "bernoulli": (0, 1)}.get(name, RESPONSES[name]):
         ours = family.loss.value(eta, float(y), p)
-        found = law(name, eta, p)
+        found = response_law(name, eta, *p)
         theirs = -(found.logpdf(y) if name in ("gaussian", "gamma") else found.logpmf(y))
         # differences between predictors; SciPy's gammaln terms cancel to about 1e-13
         np.testing.assert_allclose(ours - ours[0], theirs - theirs[0], rtol=1e-10, atol=1e-11)
@@ -128,7 +128,7 @@ def test_mean_variance_and_link_agree_with_the_likelihood(name: str) -> None:
     eta = np.linspace(-3.0, 3.0, 13)
     mean = family.mean(eta)
     np.testing.assert_allclose(family.link(mean), eta, rtol=1e-12, atol=1e-12)
-    expected = law(name, eta, p)
+    expected = response_law(name, eta, *p)
     np.testing.assert_allclose(mean, expected.mean(), rtol=1e-12)
     np.testing.assert_allclose(family.variance(mean, p), expected.var(), rtol=1e-12)
     # the score has mean zero where the response equals its mean

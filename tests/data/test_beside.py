@@ -23,7 +23,6 @@ def frame():
     f["y"] = rng.poisson(f.exposure * np.exp(0.3 * f.a)).astype(float)
     f["trials"] = rng.integers(1, 12, N)
     f["hits"] = rng.binomial(f.trials, 1 / (1 + np.exp(-0.5 * f.a)))
-    f["smokes"] = np.where(f.hits > 2, "yes", "no")
     return f
 
 
@@ -103,12 +102,6 @@ def test_trials_that_cannot_be(trials, message, frame) -> None:
         eq.data.rows(np.ones((N, 1)), frame.hits, trials=trials)
     with pytest.raises(eq.InvalidInput, match="trials: must be left out for the poisson family"):
         eq.fit(eq.glm("poisson"), eq.data.rows(np.ones((N, 1)), frame.hits, trials=frame.trials))
-
-
-def test_a_response_of_two_words(frame) -> None:
-    made = eq.data.table(frame, "smokes ~ a")
-    np.testing.assert_array_equal(made.y, (frame.smokes == "yes").astype(float))
-    assert made.design.response_levels == ("no", "yes")
 
 
 def test_a_factor_too_wide_for_memory_says_how_much(frame, monkeypatch) -> None:

@@ -37,10 +37,15 @@ def folder(frame, tmp_path_factory):
     return made
 
 
+def local(workers: int, processes: bool = True):
+    """A cluster of workers of one thread each."""
+    quiet = {"dashboard_address": ":0", "silence_logs": 50}
+    return distributed.LocalCluster(n_workers=workers, threads_per_worker=1, processes=processes, **quiet)
+
+
 @pytest.fixture(scope="module")
 def client():
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
-    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster) as found:
+    with local(2) as cluster, distributed.Client(cluster) as found:
         yield found
 
 
@@ -90,8 +95,7 @@ def test_a_killed_worker_costs_only_its_blocks(client, folder) -> None:
 def test_workers_that_a_cluster_has_given_up_come_back(folder, monkeypatch) -> None:
     """Dask forgets a worker that is not there 15 seconds after a death of it: if it was killed twice, nobody is left."""
     monkeypatch.setattr(cluster_module, "_LOOK", 0.2)
-    options = {"n_workers": 1, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
-    with distributed.LocalCluster(**options) as cluster, distributed.Client(cluster, set_as_default=False) as client:
+    with local(1) as cluster, distributed.Client(cluster, set_as_default=False) as client:
         source = eq.data.scan(folder, FORMULA, executor=client)
         cluster.sync(cluster.workers.pop(0).close)
         found, expected = (data.reduce(Slow()) for data in (source, eq.data.scan(folder, FORMULA)))
@@ -107,10 +111,9 @@ class Deadly(Slow):
 
 def test_what_dask_gives_up_is_started_anew_and_in_the_end_an_error(folder) -> None:
     """Dask counts the deaths of workers for every task that waits there: with two killed at once twice, it gives them up."""
-    options = {"n_workers": 2, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        distributed.LocalCluster(**options) as cluster,
+        local(2) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         source = eq.data.scan(folder, FORMULA, executor=client)
@@ -155,9 +158,8 @@ def test_a_result_that_arrives_as_waiting_for_it_ends_is_taken() -> None:
 def test_a_cluster_without_workers_is_a_clear_error(folder, monkeypatch) -> None:
     monkeypatch.setattr(cluster_module, "_LOOK", 0.2)
     monkeypatch.setattr(cluster_module, "_PATIENCE", 1.0)
-    options = {"n_workers": 0, "processes": False, "dashboard_address": ":0", "silence_logs": 50}
     with (
-        distributed.LocalCluster(**options) as cluster,
+        local(0, processes=False) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
         pytest.raises(eq.ClusterLost, match=r"has no worker, and had none for 1 seconds.*start workers"),
     ):
@@ -195,14 +197,7 @@ def test_a_dask_frame_is_read_partition_by_partition(client, frame, folder) -> N
 
 
 def test_a_lost_scheduler_is_a_clear_error(folder) -> None:
-    options = {
-        "n_workers": 1,
-        "threads_per_worker": 1,
-        "processes": False,
-        "dashboard_address": ":0",
-        "silence_logs": 50,
-    }
-    cluster = distributed.LocalCluster(**options)
+    cluster = local(1, processes=False)
     client = distributed.Client(cluster, set_as_default=False)
     source = eq.data.scan(folder, FORMULA, executor=client)
     timer = threading.Timer(0.3, cluster.close)

@@ -47,36 +47,10 @@ def test_intercept_numbers_and_text(frame) -> None:
     np.testing.assert_array_equal(made.y, frame["count"])
 
 
-def test_no_intercept_and_coded_numbers(frame) -> None:
-    made = eq.data.table(frame, "count ~ C(level) - 1")
-    np.testing.assert_array_equal(made.x, dummies(frame["level"], range(1, 11)))
-
-
 def test_category_order_chooses_the_baseline(frame) -> None:
     made = eq.data.table(frame, "count ~ size")
     assert made.names == ("Intercept", "size[T.mid]", "size[T.high]")
     assert made.design.columns == {"size": Column("category", ("low", "mid", "high"))}
-
-
-def test_interactions_and_transforms(frame) -> None:
-    made = eq.data.table(frame, "count ~ age:region + np.log(age) + I(a**2) + flag + `my col`")
-    np.testing.assert_allclose(made.x[:, made.names.index("np.log(age)")], np.log(frame["age"]))
-    np.testing.assert_allclose(made.x[:, made.names.index("I(a ** 2)")], frame["a"] ** 2)
-    east = made.names.index("age:region[east]")
-    np.testing.assert_allclose(made.x[:, east], frame["age"] * (frame["region"] == "east"))
-    star = eq.data.table(frame, "count ~ age*region")
-    assert star.dim == 6
-    assert "age:region[T.south]" in star.names
-
-
-@pytest.mark.parametrize("formula", ["count ~ center(age)", "count ~ scale(age)", "count ~ poly(age, 2)"])
-def test_transforms_that_learn_from_the_data(frame, formula) -> None:
-    made = eq.data.table(frame, formula)
-    assert len(made.design.transforms) == 1
-    # centred on the training table, so a new table is not centred on itself
-    np.testing.assert_allclose(made.x[:, 1:].mean(axis=0), 0.0, atol=1e-12)
-    new, _ = made.design.encode(frame.iloc[:7])
-    np.testing.assert_allclose(np.asarray(new), made.x[:7], rtol=1e-12)
 
 
 def test_only_mentioned_columns_count_as_missing(frame) -> None:
@@ -136,17 +110,11 @@ def test_files_that_are_not_tables(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("formula", "message"),
     [
-        ("count ~ nothing", r"formula: must be made of columns of the table.*got \['nothing'\]"),
         ("count ~ center(nothing)", r"formula: must be made of columns of the table.*got \['nothing'\]"),
         ("count ~ reggion", r"got \['reggion'\].*did you mean region\?"),
-        ("region ~ age", "single numeric response.*3 levels.*code the response as numbers"),
         ("count + age ~ a", "single numeric response"),
-        ("~ age", "one with a response"),
-        ("age", "one with a response"),
         ("count ~ age +", "a valid formula such as"),
         ("count age", "one with a response"),
-        ("count ~ age | a", "single right-hand side"),
-        ("count ~ 0", "write y ~ 1 for an intercept only"),
         ("count ~ log(region)", "formula: must be applicable to the table"),
         ("count ~ region + Intercept", r"terms have different names; got \['Intercept'\] twice"),
         ("count ~ `log(age)` + log(age)", r"the column 'log\(age\)', which reads like another term"),
@@ -221,20 +189,17 @@ def test_unseen_levels_and_bad_new_tables(frame, loaded) -> None:
     if loaded:
         cal = reloaded(cal)
     new = frame.iloc[:3]
-    with pytest.raises(eq.InvalidInput, match=r"region: must be one of the levels .*got \['west'\]"):
-        cal.predict(new.assign(region="west"))
-    with pytest.raises(eq.InvalidInput, match=r"columns of the table.*\['age'\]"):
-        cal.predict(new.drop(columns="age"))
-    with pytest.raises(eq.InvalidInput, match=r"missing in columns \['age'\], rows 1"):
-        cal.predict(new.assign(age=[30.0, np.nan, 40.0]))
-    with pytest.raises(eq.InvalidInput, match=r"age: must be a column of numbers, as when fitting; got .* text"):
-        cal.predict(new.assign(age="old"))
-    with pytest.raises(
-        eq.InvalidInput, match=r"\['age', 'region'\], which .*for 'age' did you mean Age\?; for 'region'"
+    capital = new.rename(columns={"age": "Age", "region": "Region"})
+    for table, message in (
+        (new.assign(region="west"), r"region: must be one of the levels .*got \['west'\]"),
+        (new.drop(columns="age"), r"columns of the table.*\['age'\]"),
+        (new.assign(age=[30.0, np.nan, 40.0]), r"missing in columns \['age'\], rows 1"),
+        (new.assign(age="old"), r"age: must be a column of numbers, as when fitting; got .* text"),
+        (capital, r"\['age', 'region'\], which .*for 'age' did you mean Age\?; for 'region'"),
+        (new.iloc[:0], "at least one row"),
     ):
-        cal.predict(new.rename(columns={"age": "Age", "region": "Region"}))
-    with pytest.raises(eq.InvalidInput, match="at least one row"):
-        cal.predict(new.iloc[:0])
+        with pytest.raises(eq.InvalidInput, match=message):
+            cal.predict(table)
     with pytest.raises(eq.InvalidInput, match="offset: must be left out for a table"):
         cal.predict(new, offset=[1.0, 2.0, 3.0])
 

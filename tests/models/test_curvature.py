@@ -126,6 +126,18 @@ def test_one_row_of_higher_rank_is_not_missed() -> None:
     assert isinstance(plain.moments(theta).curvature, FactoredCurvature)
 
 
+def test_scores_and_curvature_together() -> None:
+    rng = np.random.default_rng(4)
+    x, y, basis = rng.normal(size=(40, 8)), rng.normal(size=40), rng.normal(size=(8, 5))
+    theta = 0.1 * rng.normal(size=8)
+    model = eq.Model(lambda t, o: jnp.logaddexp(0.0, o[0] @ t) - 0.3 * o[1] * (o[0] @ t), np.zeros(8))
+    s = 1 / (1 + np.exp(-x @ theta))
+    g, J = (s - 0.3 * y)[:, None] * x, (s * (1 - s))[:, None, None] * x[:, :, None] * x[:, None, :]
+    pairs = zip(J - J.mean(axis=0), g - g.mean(axis=0), strict=True)
+    expected = np.mean([j @ (basis * (s @ basis)) for j, s in pairs], axis=0)
+    close(eq.moments(eq.bind(model, (x, y)), theta).score_curvature(basis), expected)
+
+
 def test_small_blocks_give_the_same(monkeypatch) -> None:
     x = np.random.default_rng(0).normal(size=(53, 10))
     problem = eq.Model(lambda p, o: jnp.exp(o @ p) - 0.5 * (o @ p), np.zeros(10)).bind(x)

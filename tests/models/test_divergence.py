@@ -9,8 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 import pytest
-from scipy import stats
-from scipy.special import expit, ive
+from scipy.special import ive
 
 from equipoise.engines.engine import initial_state
 from equipoise.engines.numba.compiling import compile_helper
@@ -21,7 +20,7 @@ from equipoise.families.counts import LEFT_OUT
 from equipoise.families.divergence import Beta, log_rising
 from equipoise.families.family import FAMILIES
 from equipoise.theory.dynamics import Dynamics
-from tests.contracts.test_families import orders
+from tests.contracts.test_families import orders, response_law
 
 POWERS = (1.05, 1.5, 2.0, 3.0)
 SETTINGS = {
@@ -46,27 +45,13 @@ counts = pytest.mark.parametrize(("name", "constant"), COUNTS)
 powers = pytest.mark.parametrize("b", POWERS)
 
 
-def frozen(name, eta, constant):
-    """The distribution of the response, from SciPy."""
-    if name == "gaussian":
-        return stats.norm(eta, constant)
-    if name == "bernoulli":
-        return stats.bernoulli(expit(eta))
-    mu = math.exp(eta)
-    if name == "poisson":
-        return stats.poisson(mu)
-    if name == "gamma":
-        return stats.gamma(constant, scale=mu / constant)
-    return stats.nbinom(1.0 / constant, 1.0 / (1.0 + constant * mu))
-
-
 def expectation(name, eta, constant, function):
     """∫ f(t) function(t) dt or the sum, term by term, so far that nothing is left.
 
     The integrands fall to zero at both ends (for the gamma as functions of log y), where the trapezoidal rule converges
     faster than any power of its step.
     """
-    law = frozen(name, eta, constant)
+    law = response_law(name, eta, constant)
     if name == "gaussian":
         t = eta + constant * np.linspace(-40.0, 40.0, 8001)
         return np.sum(law.pdf(t) * function(t)) * (t[1] - t[0])
@@ -81,7 +66,7 @@ def expectation(name, eta, constant, function):
 
 def reference(name, eta, y, constant, b):
     """The loss, from its definition, with 1/(b−1) − 1/b added."""
-    law = frozen(name, eta, constant)
+    law = response_law(name, eta, constant)
     density = law.pdf if name in {"gaussian", "gamma"} else law.pmf
     integral = expectation(name, eta, constant, lambda t: density(t) ** (b - 1.0))
     return (1.0 - density(y) ** (b - 1.0)) / (b - 1.0) + (integral - 1.0) / b
@@ -227,7 +212,7 @@ def test_small_powers_recover_the_log_loss(name, constant) -> None:
     family, b = FAMILIES[name], 1.0 + 1e-7
     loss = Beta(b).loss(family, constant)
     eta, y = (a.ravel() for a in np.meshgrid(ETA, RESPONSES[name]))
-    laws = [frozen(name, e, constant) for e in eta]
+    laws = [response_law(name, e, constant) for e in eta]
     u = -np.array([(w.logpdf if name in {"gaussian", "gamma"} else w.logpmf)(t) for w, t in zip(laws, y, strict=True)])
     u1, u2, u3 = (f(eta, y, np.array([constant or 0.0])) for f in orders(family.loss)[1:])
     # to first order in b − 1 they differ by products of these

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 from decimal import Decimal, localcontext
@@ -24,6 +25,13 @@ EXACT = 1e-10
 
 def epochs(batch: int, **options) -> eq.Dynamics:
     return eq.Dynamics(batch, batches="epochs", **options)
+
+
+def stacked(m: eq.Moments, law: Reshuffled) -> reshuffled.Stacked:
+    """The law of the same chain by its stacked noises."""
+    d = law.dynamics
+    sizes = reshuffled.batches(m.n, d.batch_size, d.drop_last)
+    return reshuffled.Stacked(m.hessian, m.score_cov, law.step, d.momentum, d.temperature, sizes, m.n)
 
 
 def one_curvature(n: int, dim: int, seed: int = 0) -> tuple[eq.Moments, np.ndarray]:
@@ -67,8 +75,7 @@ def test_the_law_agrees_with_the_stacked_noises_of_an_epoch(momentum, beta, batc
     p = brute.problem(3, n=23, seed=3)
     m, step = p.moments, direction(p.moments, momentum, share)
     law = eq.stationary(m, step, epochs(batch, momentum=momentum, inverse_temperature=beta, drop_last=drop_last))
-    n, sizes = law.epoch, reshuffled.batches(23, batch, drop_last)
-    dense = reshuffled.Stacked(m.hessian, m.score_cov, step, momentum, 1.0 / beta, sizes, 23)
+    n, dense = law.epoch, stacked(m, law)
     mean = dense.P[:-1, :3, :3].mean(axis=0)
     assert brute.relative(law.cov, mean) < EXACT
     assert max(brute.relative(law.cov_at(j), dense.P[j, :3, :3]) for j in range(n + 1)) < EXACT
@@ -95,7 +102,7 @@ def test_squares_of_lags_are_summed_over_lags_and_positions(momentum, beta, thin
     p = brute.problem(3, n=23, seed=3)
     m, step = p.moments, direction(p.moments, momentum, 0.5)
     law = eq.stationary(m, step, epochs(4, momentum=momentum, inverse_temperature=beta))
-    dense = reshuffled.Stacked(m.hessian, m.score_cov, step, momentum, 1.0 / beta, reshuffled.batches(23, 4, False), 23)
+    dense = stacked(m, law)
     # the slowest mode contracts by 0.98 a step: 800 steps leave 1e-7 of it
     lags = np.array([[dense.lag(j, k * thin) for k in range(800 // thin)] for j in range(law.epoch)])
     twice = np.array([1.0] + [2.0] * (lags.shape[1] - 1))
@@ -208,8 +215,8 @@ def test_simulated_chains_have_the_law(batch, momentum, temperature):
     joined = draws.transpose(1, 0, 2) - shift
     lag = 3
     lagged = np.mean(np.einsum("ctd,cte->cde", joined[:, lag:], joined[:, :-lag]), axis=0) / (joined.shape[1] - lag)
-    inside = np.mean([reshuffled.Stacked(m.hessian, m.score_cov, step, momentum, 1 / beta, sizes, 400).lag(j, lag)
-                      for j in range(1, law.epoch - lag + 1)], axis=0)  # fmt: skip
+    dense = stacked(m, law)
+    inside = np.mean([dense.lag(j, lag) for j in range(1, law.epoch - lag + 1)], axis=0)
     np.testing.assert_allclose(lagged / np.outer(sd, sd), inside / np.outer(sd, sd), atol=0.03 + 2.0 * law.remainder)
 
 
@@ -217,12 +224,15 @@ def test_simulated_chains_have_the_law(batch, momentum, temperature):
 ROOTS = {2: 2.0000, 5: 2.6002, 20: 3.1688, 100: 3.3789, 10_000: 3.4362}
 
 
+def many_rows(n: int) -> eq.Moments:
+    p = brute.problem(3, n=60)
+    return eq.Moments.from_arrays(p.scores, p.hessians, n=n)
+
+
 @pytest.mark.parametrize(("n", "root"), ROOTS.items())
 def test_the_sandwich_takes_one_scalar_root(n, root):
     rows = 10**7
-    p = brute.problem(3, n=60)
-    rest = {"scores": p.scores, "hessians": p.hessians, "n": rows}
-    m = eq.Moments.from_arrays(**rest)
+    m = many_rows(rows)
     tuning = eq.tune(m, "sandwich", epochs(rows // n))
     np.testing.assert_allclose(tuning.step * n, root * np.linalg.inv(m.hessian), rtol=3e-5)
     np.testing.assert_allclose(tuning.predicted.cov, eq.sandwich(m), rtol=1e-10)
@@ -232,7 +242,7 @@ def test_the_sandwich_takes_one_scalar_root(n, root):
 
 
 def test_a_variance_takes_a_quarter_of_a_pass_and_a_mean_nothing():
-    m = eq.Moments.from_arrays(*(lambda p: (p.scores, p.hessians))(brute.problem(3, n=60)), n=20_000)
+    m = many_rows(20_000)
     tuned = eq.tune(m, "sandwich", epochs(1000))
     assert tuned.rows_per_draw / m.n == pytest.approx(0.23, abs=0.005)
     assert tuned.predicted.iact() == 0.0
@@ -257,16 +267,7 @@ def test_any_target_is_reached(dim, batch, beta, drop_last, momentum):
     tuning = eq.tune(m, target, dynamics)
     assert tuning.residual < 1e-9
     assert tuning.predicted.is_stable
-    dense = reshuffled.Stacked(
-        m.hessian,
-        m.score_cov,
-        tuning.step,
-        momentum,
-        dynamics.temperature,
-        reshuffled.batches(100, batch, drop_last),
-        100,
-    )
-    assert brute.relative(dense.P[:-1, :dim, :dim].mean(axis=0), target) < 1e-8
+    assert brute.relative(stacked(m, tuning.predicted).P[:-1, :dim, :dim].mean(axis=0), target) < 1e-8
 
 
 def test_targets_by_name_and_an_automatic_temperature():
@@ -300,30 +301,27 @@ def test_newton_takes_over_where_mixing_stalls(monkeypatch):
 
 def test_what_is_not_derived_is_refused_by_name():
     m = brute.problem(3, n=60).moments
+    law, step = functools.partial(eq.stationary, m, 0.01), functools.partial(eq.tune, m, "sandwich")
     refused = [
-        ("gradient", epochs(6, gradient="control-variate", inverse_temperature=100.0), {}),
-        ("momentum", epochs(6, momentum=0.95), {}),
-        ("proxy", epochs(6), {"proxy": "ct"}),
-        ("proxy", epochs(6), {"proxy": "lr-ws"}),
+        ("gradient", epochs(6, gradient="control-variate", inverse_temperature=100.0), {}, (law, step)),
+        ("momentum", epochs(6, momentum=0.95), {}, (law, step)),
+        ("proxy", epochs(6), {"proxy": "ct"}, (law, step)),
+        ("proxy", epochs(6), {"proxy": "lr-ws"}, (law, step)),
+        ("structure", epochs(6), {"structure": "diagonal"}, (step,)),
+        ("noise", epochs(6), {"noise": "completed"}, (step,)),
     ]
-    for name, dynamics, options in refused:
-        for verb in (lambda d, o: eq.stationary(m, 0.01, d, **o), lambda d, o: eq.tune(m, "sandwich", d, **o)):
+    for name, dynamics, options, verbs in refused:
+        for verb in verbs:
             with pytest.raises(eq.InvalidInput, match=rf"^{name}: .*epochs"):
-                verb(dynamics, options)
-    with pytest.raises(eq.InvalidInput, match=r"^structure: .*epochs"):
-        eq.tune(m, "sandwich", epochs(6), structure="diagonal")
-    with pytest.raises(eq.InvalidInput, match=r"^noise: .*epochs"):
-        eq.tune(m, "sandwich", epochs(6), noise="completed")
+                verb(dynamics, **options)
     with pytest.raises(eq.InfeasibleTarget, match="whole data in every batch"):
         eq.tune(m, "sandwich", epochs(60))
     with pytest.raises(eq.InfeasibleTarget, match="inverse_temperature: must be above"):
         eq.tune(m, "posterior", epochs(6, inverse_temperature=30.0))
-    law = eq.stationary(m, 0.01, epochs(6))
-    for wrong in (-1, 11, 2.5):
+    found = law(epochs(6))
+    for at, wrong in itertools.product((found.cov_at, found.shift_at), (-1, 11, 2.5)):
         with pytest.raises(eq.InvalidInput, match=r"^position: "):
-            law.cov_at(wrong)
-        with pytest.raises(eq.InvalidInput, match=r"^position: "):
-            law.shift_at(wrong)
+            at(wrong)
 
 
 def test_stability_is_that_of_the_mean():
@@ -355,45 +353,6 @@ def test_a_stride_has_no_divisor_in_common_with_the_epoch():
     law = eq.stationary(m, 0.01, epochs(5))
     assert [law.stride(most) for most in (1, 4, 6, 7, 12)] == [1, 1, 5, 7, 11]
     assert eq.stationary(m, 0.01, eq.Dynamics(5)).stride(12) == 12
-
-
-def dense_cross(scores, hessians, basis):
-    centred, bent = scores - scores.mean(axis=0), hessians - hessians.mean(axis=0)
-    return np.mean([J @ (basis * (g @ basis)) for J, g in zip(bent, centred, strict=True)], axis=0)
-
-
-@pytest.mark.parametrize("family", ["gaussian", "poisson", "bernoulli"])
-def test_the_score_curvature_of_a_regression_is_one_pass(family):
-    rng = np.random.default_rng(3)
-    x, offset, weights = rng.normal(size=(70, 3)), 0.3 * rng.normal(size=70), rng.uniform(0.5, 2.0, size=70)
-    counts = rng.integers(1, 4, size=70)
-    theta, basis = np.array([0.3, -0.2, 0.1]), rng.normal(size=(3, 3))
-    eta = x @ theta + offset
-    mean = {"gaussian": eta, "poisson": np.exp(eta), "bernoulli": 1 / (1 + np.exp(-eta))}[family]
-    second = {"gaussian": np.ones(70), "poisson": mean, "bernoulli": mean * (1 - mean)}[family]
-    y = {"gaussian": eta + x[:, 0] ** 2, "poisson": np.round(3 * x[:, 1] ** 2), "bernoulli": x[:, 2] > 0.2}[family]
-    model = eq.glm(family, prior_precision=2.0, **({"scale": 1.0} if family == "gaussian" else {}))
-    rows = eq.data.rows(x, y.astype(float), weights=weights, frequency=counts, offset=offset)
-    m = eq.moments(eq.bind(model, rows), theta)
-    scores = (weights * (mean - y))[:, None] * x
-    hessians = (weights * second)[:, None, None] * x[:, :, None] * x[:, None, :]
-    again = np.repeat(np.arange(70), counts)
-    np.testing.assert_allclose(m.score_curvature(basis), dense_cross(scores[again], hessians[again], basis), atol=1e-12)
-    dense = eq.Moments.from_arrays(scores[again], hessians[again], 2.0 * np.eye(3))
-    np.testing.assert_allclose(dense.score_curvature(basis), m.score_curvature(basis), atol=1e-12)
-
-
-def test_the_score_curvature_of_a_general_loss():
-    jnp = pytest.importorskip("jax.numpy")
-    rng = np.random.default_rng(4)
-    x, y, basis = rng.normal(size=(40, 8)), rng.normal(size=40), rng.normal(size=(8, 5))
-    theta = 0.1 * rng.normal(size=8)
-    model = eq.Model(lambda t, o: jnp.logaddexp(0.0, o[0] @ t) - 0.3 * o[1] * (o[0] @ t), np.zeros(8))
-    m = eq.moments(eq.bind(model, (x, y)), theta)
-    s = 1 / (1 + np.exp(-x @ theta))
-    scores = (s - 0.3 * y)[:, None] * x
-    hessians = (s * (1 - s))[:, None, None] * x[:, :, None] * x[:, None, :]
-    np.testing.assert_allclose(m.score_curvature(basis), dense_cross(scores, hessians, basis), atol=1e-10)
 
 
 def test_a_tuning_says_when_the_law_does_not_hold_and_advice_on_epochs_can_be_followed() -> None:

@@ -165,22 +165,19 @@ def test_what_does_not_go_together_is_refused_by_name(small):
             eq.stationary(m, 1e-3, eq.Dynamics(12, 0.0, 1e4, gradient="control-variate"), proxy)
         with pytest.raises(eq.InvalidInput, match="proxy"):
             eq.tune(m, "posterior", chain, proxy, noise="completed")
-    with pytest.raises(eq.InvalidInput, match="stops at the minimiser"):
-        eq.tune(m, "posterior", chain)
-    with pytest.raises(eq.InvalidInput, match="stops at the minimiser"):
-        eq.stationary(m, 1e-3, chain)
-    with pytest.raises(eq.InvalidInput, match="replacement"):
-        eq.Dynamics(12, replacement=False, batches="leverage")
-    with pytest.raises(eq.InvalidInput, match="inverse_temperature"):
-        eq.tune(m, "posterior", eq.Dynamics(12, 0.0, 1e4, gradient="control-variate"), noise="completed")
-    with pytest.raises(eq.InvalidInput, match="fidelity"):
-        eq.tune(m, "posterior", eq.Dynamics(12), noise="completed", fidelity=0.9)
-    with pytest.raises(eq.InvalidInput, match="fidelity"):
-        eq.tune(m, "posterior", chain, noise="completed", fidelity=1.0)
-    with pytest.raises(eq.InvalidInput, match="noise"):
-        eq.stationary(m, 1e-3, chain, noise=-np.eye(4))
-    with pytest.raises(eq.InvalidInput, match="number"):
-        eq.stationary(m, 1e-3, eq.Dynamics(12, 0.0, "auto", gradient="control-variate"))
+    warm, auto = (eq.Dynamics(12, 0.0, beta, gradient="control-variate") for beta in (1e4, "auto"))
+    for words, call in (
+        ("stops at the minimiser", lambda: eq.tune(m, "posterior", chain)),
+        ("stops at the minimiser", lambda: eq.stationary(m, 1e-3, chain)),
+        ("replacement", lambda: eq.Dynamics(12, replacement=False, batches="leverage")),
+        ("inverse_temperature", lambda: eq.tune(m, "posterior", warm, noise="completed")),
+        ("fidelity", lambda: eq.tune(m, "posterior", eq.Dynamics(12), noise="completed", fidelity=0.9)),
+        ("fidelity", lambda: eq.tune(m, "posterior", chain, noise="completed", fidelity=1.0)),
+        ("noise", lambda: eq.stationary(m, 1e-3, chain, noise=-np.eye(4))),
+        ("number", lambda: eq.stationary(m, 1e-3, auto)),
+    ):
+        with pytest.raises(eq.InvalidInput, match=words):
+            call()
 
 
 def test_fidelity_chooses_the_step(small):

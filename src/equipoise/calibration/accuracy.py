@@ -32,7 +32,6 @@ from equipoise.theory.bounds import (
 )
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.modes import step_matrix
-from equipoise.theory.moments import Moments
 from equipoise.theory.stationary import stationary
 from equipoise.theory.tuning import Tuning
 
@@ -129,7 +128,9 @@ def wasserstein_bound(
     if constants.third_mean_square == 0.0:
         headline = _exact(headline)
     std = headline.value
-    cov = None if std is None else covariance_error(std, _proxy_norm(here.moments(theta), Lam, dynamics))
+    cov = None
+    if std is not None:
+        cov = covariance_error(std, float(np.linalg.norm(stationary(here.moments(theta), Lam, dynamics).cov, 2)))
     return WassersteinBound(headline, fourth, limit, finite, heavy, std, cov)
 
 
@@ -195,7 +196,3 @@ def _exact(bound: Bound) -> Bound:
     """Squared loss: the proxy is the chain, whatever the step."""
     holds = Assumption("quadratic losses", True, "third derivatives are zero, so the proxy is the chain itself")
     return replace(bound, value=0.0, terms={}, assumptions=(holds,))
-
-
-def _proxy_norm(moments: Moments, step: Array, dynamics: Dynamics) -> float:
-    return float(np.linalg.norm(stationary(moments, step, dynamics).cov, 2))

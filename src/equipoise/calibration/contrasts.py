@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
@@ -131,10 +131,10 @@ def _contrast(
 
 
 def _means(model: GLM, blocks: list[Rows], theta: Array, draws: Array, average: bool) -> _Means:
-    mean, slope, parts = model.family.mean, model.family.slope, []
+    parts = []
     for rows in blocks:
-        eta, shift = predictor(rows, theta), 0.0 if rows.offset is None else rows.offset[:, None]
-        part = _Means(mean(eta), slope(eta)[:, None] * rows.x, mean(rows.x @ draws.T + shift))
+        shift = 0.0 if rows.offset is None else rows.offset[:, None]
+        part = _Means(*_row_means(model, rows, theta), model.family.mean(rows.x @ draws.T + shift))
         parts.append(_Means(*(np.sum(x, axis=0, keepdims=True) for x in part)) if average else part)
     if not average:
         return parts[0]
@@ -213,20 +213,13 @@ class _SlopeSums(NamedTuple):
     second: Array
 
 
-@dataclass(frozen=True)
-class _SlopePass:
-    """Slopes of the mean response at θ."""
-
-    model: GLM
-    theta: Array
-
-    def __call__(self, rows: Rows) -> _SlopeSums:
-        """Sums over one block."""
-        eta, slope, times = predictor(rows, self.theta), self.model.family.slope, rows.counts
-        bend = (slope(eta + _STEP) - slope(eta - _STEP)) / (2.0 * _STEP)
-        return _SlopeSums(
-            float(slope(eta) @ times), (bend * times) @ rows.x, float(times.sum()), times @ rows.x, times @ rows.x**2
-        )
+def _slope_sums(model: GLM, theta: Array, rows: Rows) -> _SlopeSums:
+    """Slopes of the mean response at θ, over one block."""
+    eta, slope, times = predictor(rows, theta), model.family.slope, rows.counts
+    bend = (slope(eta + _STEP) - slope(eta - _STEP)) / (2.0 * _STEP)
+    return _SlopeSums(
+        float(slope(eta) @ times), (bend * times) @ rows.x, float(times.sum()), times @ rows.x, times @ rows.x**2
+    )
 
 
 def _by_column(cal: Calibration, model: GLM, data: object, variables: Sequence[str] | None) -> Iterator[_Effect]:
@@ -236,7 +229,7 @@ def _by_column(cal: Calibration, model: GLM, data: object, variables: Sequence[s
     else:
         source = cal.require_linear().source
     theta = cal.fit.theta
-    sums = source.reduce(_SlopePass(model, theta))
+    sums = source.reduce(partial(_slope_sums, model, theta))
     slope, bend = sums.slope / sums.rows, sums.bend / sums.rows
     spread = sums.second / sums.rows - (sums.first / sums.rows) ** 2
     varying = [name for name, v, s in zip(cal.names, spread, sums.second, strict=True) if v > 1e-12 * s / sums.rows]

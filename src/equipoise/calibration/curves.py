@@ -101,8 +101,8 @@ def covariance_entries(calibration: Calibration) -> CovarianceEntries | None:
     return CovarianceEntries(predicted[kept], observed[kept], grid, np.sqrt(time / stored * (1.0 + grid**2)))
 
 
-def _padded(values: Array, share: float = 0.04) -> tuple[float, float]:
+def _padded(values: Array) -> tuple[float, float]:
     """Ends of an axis that shows all values with some room."""
     low, high = float(values.min()), float(values.max())
-    pad = share * (high - low) or max(abs(low), 1.0) * share
+    pad = 0.04 * (high - low) or 0.04 * max(abs(low), 1.0)
     return low - pad, high + pad

@@ -24,16 +24,14 @@ __all__ = [
     "ErrorsCompared",
     "Headline",
     "Intervals",
-    "Spent",
-    "StepFound",
     "choose",
     "coefficients",
     "compare_errors",
     "headline",
     "intervals",
+    "passes_spent",
     "ratio_name",
     "sampler_name",
-    "spent",
     "step_found",
 ]
 
@@ -133,24 +131,6 @@ class Choice:
     slowest: Index
 
 
-@dataclass(frozen=True)
-class Spent:
-    """What a run cost: steps of each chain, rows touched by all, passes over the data, seconds."""
-
-    steps: float
-    rows: float
-    passes: float
-    seconds: float
-
-
-@dataclass(frozen=True)
-class StepFound:
-    """Eigenvalues of the step matrix, and of step × Hessian: smallest and largest."""
-
-    step: tuple[float, float]
-    contraction: tuple[float, float]
-
-
 def intervals(calibration: Calibration, level: float, recentred: bool = False) -> Intervals:
     """Quantiles of the draws; recentred, less the predicted shift of their mean.
 
@@ -229,10 +209,9 @@ def choose(calibration: Calibration, shown: int, traced: int, curves: int) -> Ch
     )
 
 
-def spent(calibration: Calibration) -> Spent:
-    """What the sampling cost."""
-    found = calibration.chains.statistics
-    return Spent(found["steps"], found["rows"], found["rows"] / calibration.plan.moments.n, found["seconds"])
+def passes_spent(calibration: Calibration) -> float:
+    """What the sampling cost, in passes over the data."""
+    return calibration.chains.statistics["rows"] / calibration.plan.moments.n
 
 
 def sampler_name(calibration: Calibration) -> str:
@@ -246,10 +225,9 @@ def sampler_name(calibration: Calibration) -> str:
     return name if dynamics.batches == "independent" else f"{name}, {dynamics.batches}"
 
 
-def step_found(calibration: Calibration) -> StepFound:
-    """The step matrix by its eigenvalues."""
-    step, rates = np.linalg.eigvalsh(calibration.tuning.step), calibration.tuning.predicted.modes.rates
-    return StepFound((float(step[0]), float(step[-1])), (float(rates[0]), float(rates[-1])))
+def step_found(calibration: Calibration) -> tuple[Array, Array]:
+    """Eigenvalues of the step matrix, and of step × Hessian, ascending."""
+    return np.asarray(np.linalg.eigvalsh(calibration.tuning.step)), calibration.tuning.predicted.modes.rates
 
 
 def _meaning(ratio: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from equipoise.models.glm import GLM
     from equipoise.models.linear import LinearProblem
 
-__all__ = ["FitStatistics", "aic", "bic", "llf", "statistics_of"]
+__all__ = ["FitStatistics", "aic", "bic", "llf", "log_choices", "statistics_of"]
 
 _CONSTANT = 1e-10  # of the rows' number: what is left of a constant that the columns can make
 _TELLING, _SURE = 0.1, 3.0  # relative excess of a variance worth words, and in its standard errors
@@ -82,9 +83,9 @@ def statistics_of(self: Calibration) -> FitStatistics:
             "model", "one whose loss is a likelihood", repr(model.divergence), "fit it without a divergence"
         )
     n, dim = problem.source.n, problem.dim
-    sums = problem.source.reduce(_Pass(model, self.fit.theta))
+    sums = problem.source.reduce(partial(_law_sums, model, self.fit.theta))
     null, at = _null(problem, sums)
-    bare = null.source.reduce(_Pass(null.model, at))
+    bare = null.source.reduce(partial(_law_sums, null.model, at))
     log_likelihood, null_log_likelihood = (_likelihood(model, s, n) for s in (sums, bare))
     parameters = dim + (model.estimated and model.family.parameter == "dispersion")
     left = n - dim
@@ -134,35 +135,28 @@ class _Sums(NamedTuple):
     gram: Array
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """The law of every response at θ."""
+def _law_sums(model: GLM, theta: Array, rows: Rows) -> _Sums:
+    """The law of every response at θ, over one block."""
+    family, law = model.family, law_of(model.family)
+    eta, y, p = predictor(rows, theta), rows.y, np.array([model.constant or 0.0])
+    mu = family.mean(eta)
+    unit = np.ones(1) if family.parameter in ("scale", "shape") else p
 
-    model: GLM
-    theta: Array
+    def total(terms: Array) -> float:
+        return float(counted(rows, weighted(rows, terms)).sum())
 
-    def __call__(self, rows: Rows) -> _Sums:
-        """Sums over one block."""
-        family, law = self.model.family, law_of(self.model.family)
-        eta, y, p = predictor(rows, self.theta), rows.y, np.array([self.model.constant or 0.0])
-        mu = family.mean(eta)
-        unit = np.ones(1) if family.parameter in ("scale", "shape") else p
-
-        def total(terms: Array) -> float:
-            return float(counted(rows, weighted(rows, terms)).sum())
-
-        log_weight = 0.0 if rows.weights is None else float(counted(rows, np.log(rows.weights)).sum())
-        value = family.loss.value(eta, y, p) + law.left_out(y, p)
-        # of a count of successes, which of the trials they were in
-        orders = 0.0 if rows.trials is None else float(rows.counts @ _log_choices(rows.trials, y * rows.trials))
-        half = rows.x * rows.counts[:, None]
-        return _Sums(
-            total(value) - orders, log_weight, total(law.deviance(y, mu, p)), total((y - mu) ** 2 / family.variance(mu, unit)),
-            0.0 if rows.trials is None else float(rows.trials.sum()), half.sum(axis=0), half.T @ rows.x,
-        )  # fmt: skip
+    log_weight = 0.0 if rows.weights is None else float(counted(rows, np.log(rows.weights)).sum())
+    value = family.loss.value(eta, y, p) + law.left_out(y, p)
+    # of a count of successes, which of the trials they were in
+    orders = 0.0 if rows.trials is None else float(rows.counts @ log_choices(rows.trials, y * rows.trials))
+    half = rows.x * rows.counts[:, None]
+    return _Sums(
+        total(value) - orders, log_weight, total(law.deviance(y, mu, p)), total((y - mu) ** 2 / family.variance(mu, unit)),
+        0.0 if rows.trials is None else float(rows.trials.sum()), half.sum(axis=0), half.T @ rows.x,
+    )  # fmt: skip
 
 
-def _log_choices(n: Array, k: Array) -> Array:
+def log_choices(n: Array, k: Array) -> Array:
     """log n! / (k! (n−k)!)."""
     return np.asarray(gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0))
 

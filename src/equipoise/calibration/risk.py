@@ -17,10 +17,36 @@ from equipoise.models.binding import bind, verb
 from equipoise.models.problem import Problem
 from equipoise.models.verbs import moments, settle
 from equipoise.theory.dynamics import Dynamics
-from equipoise.theory.risk import ExpectedLoss, expected_loss
 from equipoise.theory.stationary import Stationary, stationary
 
-__all__ = ["Optimum", "expected_test_loss", "optimal_batch_size", "optimal_weight_decay"]
+__all__ = ["ExpectedLoss", "Optimum", "expected_test_loss", "optimal_batch_size", "optimal_weight_decay"]
+
+
+@dataclass(frozen=True, repr=False)
+class ExpectedLoss(Card):
+    """E L_test(θ) under a stationary law, and its parts.
+
+    Attributes
+    ----------
+    at_minimiser
+        L_test(θ̂).
+    bias
+        ∇L_testᵀ E(θ − θ̂).
+    variance
+        ½ tr(∇²L_test Σ).
+    """
+
+    at_minimiser: float
+    bias: float
+    variance: float
+
+    @property
+    def value(self) -> float:
+        """The expected loss."""
+        return self.at_minimiser + self.bias + self.variance
+
+    def __float__(self) -> float:
+        return self.value
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,8 +73,9 @@ class Optimum(Card):
 def expected_test_loss(problem: Problem, fit: Fit, law: Stationary) -> ExpectedLoss:
     """Expected mean loss of the chain's iterates on test data, without running it.
 
-    ``E L_test(θ) = L_test(θ̂) + ∇L_testᵀ bias + ½ tr(∇²L_test Σ)`` (theory eq. 7.2), in the units of the loss: for the
-    gaussian family (y − η)²/(2s²), so that the mean squared error is 2s² times it. The prior is not part of it.
+    ``E L_test(θ) = L_test(θ̂) + ∇L_testᵀ bias + ½ tr(∇²L_test Σ)`` (theory eq. 7.2), exact for squared loss.
+    It is in the units of the loss: for the gaussian family (y − η)²/(2s²), so that the mean squared error is 2s² times
+    it. The prior is not part of it.
 
     Parameters
     ----------
@@ -64,7 +91,9 @@ def expected_test_loss(problem: Problem, fit: Fit, law: Stationary) -> ExpectedL
     """
     instance("law", law, Stationary, "take one from eq.stationary, or tuning.predicted")
     here, params = settle(problem.without_prior(), fit)
-    return expected_loss(*here.derivatives(here.flatten(params), 2), law)
+    value, gradient, hessian = here.derivatives(here.flatten(params), 2)
+    bias = float(gradient @ np.nan_to_num(law.mean_bias))
+    return ExpectedLoss(value, bias, 0.5 * float(np.sum(hessian * law.cov)))
 
 
 @verb

@@ -97,6 +97,8 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
     frame, parts = _layout_parts(chains.layout)
     model, prior = _model_parts(cal.model)
     facts = _worth_keeping(cal)
+    # what diagnosis asks of a law and takes rows to answer, and what else was answered
+    results = {"worst_kurtosis": law.worst_kurtosis, "skewness": law.skewness, **law.results}
     header: Header = {
         "format": _FORMAT,
         "model": model,
@@ -126,7 +128,7 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         **{f"law.{name}": getattr(law, name) for name in _LAW},
         **({} if tuning.internal is None else {"internal": tuning.internal}),
         **({} if law.completion is None else {"law.completion": law.completion}),
-        **{f"result.{name}": np.asarray(value) for name, value in _results(law).items()},
+        **{f"result.{name}": np.asarray(value) for name, value in results.items()},
         **({} if cal.half_step is None else {f"half.{name}": getattr(cal.half_step, name) for name in _HALF}),
         **({} if plan.fit.flat is None else {"flat": plan.fit.flat}),
         **{f"state.{k}.{f}": getattr(s, f) for k, s in enumerate(chains.state) for f in _STATE},
@@ -135,11 +137,6 @@ def _described(cal: Calibration) -> tuple[Header, Arrays]:
         **prior,
     }
     return header, arrays
-
-
-def _results(law: Stationary) -> Mapping[str, Array | float]:
-    """What diagnosis asks of a law and takes rows to answer, and what else was answered."""
-    return {"worst_kurtosis": law.worst_kurtosis, "skewness": law.skewness, **law.results}
 
 
 def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
@@ -176,13 +173,18 @@ def _restored(header: Mapping[str, object], stored: Arrays) -> Calibration:
         state=_states(_member(header, "state", list), stored),
         **{**about, "names": tuple(about["names"])},
     )
-    design, found = header["design"], header["refinement"]
+    design, found = header["design"], None
+    if header["refinement"] is not None:
+        about = _member(header, "refinement", dict)
+        found = Refinement(
+            tuple(Pilot(**pilot) for pilot in _member(about, "pilots", list)), _member(about, "words", str)
+        )
     return Calibration(
         plan,
         chains,
         _member(header, "response", str),
         None if design is None else Design.from_json(_member(header, "design", str)),
-        None if found is None else _refinement(_member(header, "refinement", dict)),
+        found,
         None if header["half_step"] is None else _half_step(_member(header, "half_step", dict), stored),
         None if header.get("rows") is None else _facts(_member(header, "rows", dict), stored),
     )
@@ -244,10 +246,6 @@ def _states(words: list[dict[str, int]], stored: Arrays) -> tuple[ChainState, ..
         )
         for k, counts in enumerate(words)
     )
-
-
-def _refinement(words: dict[str, object]) -> Refinement:
-    return Refinement(tuple(Pilot(**pilot) for pilot in _member(words, "pilots", list)), _member(words, "words", str))
 
 
 def _worth_keeping(cal: Calibration) -> RowFacts | None:

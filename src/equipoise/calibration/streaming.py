@@ -39,7 +39,7 @@ def streamed(
     design: Design | None,
     names: Sequence[str],
     make: Callable[[pd.DataFrame], pd.DataFrame],
-    to: str | Path | None = None,
+    to: str | Path | None,
 ) -> Iterator[pd.DataFrame]:
     """What `make` makes of the rows of files, a block at a time, in their order; none of them may be where it goes `to`."""
     columns = list(names) if design is None else design.needed

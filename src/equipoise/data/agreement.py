@@ -29,13 +29,7 @@ class Found:
     schemas: tuple[tuple[str, pa.Schema], ...]
 
     def require(self, columns: Collection[str], argument: str = "formula") -> None:
-        """Raise unless every file has the columns, once, and of one kind throughout.
-
-        Raises
-        ------
-        InvalidInput
-            Naming file and column.
-        """
+        """Raise, naming file and column, unless every file has the columns, once, and of one kind throughout."""
         for label, schema in self.schemas:
             _require_columns(label, schema.names, columns, argument)
         for name in columns:

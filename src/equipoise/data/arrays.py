@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from equipoise.data.table import Design
 
 __all__ = ["Rows", "rows", "shares"]
+
+_BY_ROW = ("x", "y", "weights", "offset", "frequency", "trials")  # the arrays of `Rows`, an entry or none for every row
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,16 +81,8 @@ class Rows(Held):
 
     def take(self, index: Index | slice) -> Rows:
         """The rows at `index`; for a slice, views of them."""
-        return replace(
-            self,
-            x=self.x[index],
-            y=self.y[index],
-            weights=None if self.weights is None else self.weights[index],
-            offset=None if self.offset is None else self.offset[index],
-            frequency=None if self.frequency is None else self.frequency[index],
-            marks=None if self.marks is None else self.marks.take(index),
-            trials=None if self.trials is None else self.trials[index],
-        )
+        arrays: dict[str, Any] = {name: array[index] for name in _BY_ROW if (array := getattr(self, name)) is not None}
+        return replace(self, **arrays, marks=None if self.marks is None else self.marks.take(index))
 
     def counted(self, times: Array) -> Rows:
         """The rows, each so many times; those of no time are left out."""
@@ -99,22 +93,14 @@ class Rows(Held):
     @staticmethod
     def joined(parts: Sequence[Rows]) -> Rows:
         """Blocks of one source, one after the other."""
-        first = parts[0]
-        weights = [part.weights for part in parts if part.weights is not None]
-        offset = [part.offset for part in parts if part.offset is not None]
-        counted = any(part.frequency is not None for part in parts)
+        given = [name for name in _BY_ROW if any(getattr(part, name) is not None for part in parts)]
+        # where some blocks have frequencies, the rows of others count once
+        arrays: dict[str, Any] = {
+            name: np.concatenate([part.counts if name == "frequency" else getattr(part, name) for part in parts])
+            for name in given
+        }
         marks = [part.marks for part in parts if part.marks is not None]
-        trials = [part.trials for part in parts if part.trials is not None]
-        return replace(
-            first,
-            x=np.concatenate([part.x for part in parts]),
-            y=np.concatenate([part.y for part in parts]),
-            weights=np.concatenate(weights) if weights else None,
-            offset=np.concatenate(offset) if offset else None,
-            frequency=np.concatenate([part.counts for part in parts]) if counted else None,
-            marks=Marks.joined(marks) if marks else None,
-            trials=np.concatenate(trials) if trials else None,
-        )
+        return replace(parts[0], **arrays, marks=Marks.joined(marks) if marks else None)
 
     @property
     def of_trials(self) -> bool:

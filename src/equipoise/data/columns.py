@@ -244,13 +244,7 @@ def first_of_each(name: str, column: pd.Series, roles: frozenset[str]) -> dict[L
 
 
 def require_few(name: str, levels: dict[Level, int]) -> dict[Level, int]:
-    """The levels, if a design can have so many.
-
-    Raises
-    ------
-    InvalidInput
-        If it cannot.
-    """
+    """The levels; raise if they are more than a design can have."""
     if len(levels) > LIMITS.levels:
         raise InvalidInput(
             name, f"at most {LIMITS.levels} levels, each of which is a column", f"{len(levels)} levels",

@@ -106,6 +106,8 @@ class Design(Card):
         InvalidInput
             If a column is absent or of another kind than when fitting, a value missing, or a level unseen.
         """
+        import pandas as pd
+
         sides, reading = parsed(self.formula, self.context)
         if set(reading.predictors) != set(self.columns):
             raise damaged("columns", "those of its formula", sorted(self.columns))
@@ -120,7 +122,7 @@ class Design(Card):
         shift = self._shift(chosen, offset)
         if known is not None:
             shift = known if shift is None else shift + known
-        series = None if shift is None else _series(shift, given.index, self.offset or "offset")
+        series = None if shift is None else pd.Series(shift, index=given.index, name=self.offset or "offset")
         return matrix.set_axis(given.index, axis=0), series
 
     def matrix(self, sides: Formula, chosen: pd.DataFrame) -> pd.DataFrame:
@@ -275,9 +277,3 @@ def vector(name: str, values: object, rows: int) -> pd.Series:
             "match it to the table",
         )  # fmt: skip
     return series.rename(name)
-
-
-def _series(values: Array, index: pd.Index, name: str) -> pd.Series:
-    import pandas as pd
-
-    return pd.Series(values, index=index, name=name)

@@ -208,13 +208,7 @@ def _formulaic(text: str) -> Formula:
 def require_room(
     sides: Formula, reading: Reading, context: Mapping[str, UserFunction], known: Mapping[str, Column], rows: int
 ) -> None:
-    """Raise if a formula would make more columns than a model or the memory can take, given the levels of its columns.
-
-    Raises
-    ------
-    InvalidInput
-        Saying how many.
-    """
+    """Raise, saying how many, if a formula would make more columns than a model or the memory can take, given their levels."""
     total = sum(
         math.prod(_width(factor, reading.text, context, known) for factor in term.factors) for term in sides.rhs
     )

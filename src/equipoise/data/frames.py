@@ -113,13 +113,7 @@ def incomplete(frame: pd.DataFrame) -> Mask:
 
 
 def require_complete(frame: pd.DataFrame, remedy: str = "drop or fill those rows") -> None:
-    """Raise if a value is missing.
-
-    Raises
-    ------
-    InvalidInput
-        Naming columns and rows.
-    """
+    """Raise, naming columns and rows, if a value is missing."""
     columns = [str(name) for name in frame.columns if frame[name].isna().any()]
     if columns:
         where = frame.index[incomplete(frame)]
@@ -129,13 +123,7 @@ def require_complete(frame: pd.DataFrame, remedy: str = "drop or fill those rows
 
 
 def require_finite(matrix: pd.DataFrame) -> None:
-    """Raise if a term of the formula is infinite or undefined somewhere.
-
-    Raises
-    ------
-    InvalidInput
-        Naming the term and the rows.
-    """
+    """Raise, naming the term and the rows, if a term of the formula is infinite or undefined somewhere."""
     values = matrix.to_numpy()
     # a sum is finite only if its terms are, and takes a tenth of the time and no memory
     with np.errstate(over="ignore", invalid="ignore"):

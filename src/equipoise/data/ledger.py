@@ -90,7 +90,8 @@ class Ledger:
 
     def recall(self, key: str, like: Callable[[], Sums]) -> Sums | None:
         """What a pass summed up, if it is known; `like` makes something of the same kind."""
-        mine = sorted((name for name in self._kept if name.startswith(f"{key}.")), key=_place)
+        own = [name for name in self._kept if name.startswith(f"{key}.")]
+        mine = sorted(own, key=lambda name: int(name.partition(".")[2]))
         if not mine:
             return None
         return cast(Sums, _filled(like(), iter([self._kept[name] for name in mine])))
@@ -103,10 +104,6 @@ class Ledger:
         content = io.BytesIO()
         np.savez(content, **cast(Any, self._kept))
         write_atomic(self._path, content.getvalue(), "checkpoint")
-
-
-def _place(name: str) -> int:
-    return int(name.partition(".")[2])
 
 
 def _taken(item: object, arrays: list[NDArray[np.generic]]) -> None:

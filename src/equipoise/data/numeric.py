@@ -101,13 +101,7 @@ def _floats(name: str, values: object) -> Array:
 
 
 def require_moderate(name: str, array: Array, labels: Index | None = None) -> None:
-    """Raise unless all numbers are finite and not absurdly large; a sum of squares tells nearly always.
-
-    Raises
-    ------
-    InvalidInput
-        Naming the first row that is wrong; `labels` are what the rows are called.
-    """
+    """Raise, naming the first row by its label, unless all numbers are finite and moderate; a sum of squares tells mostly."""
     flat = array.ravel(order="K")
     # BLAS would start threads for it
     with np.errstate(over="ignore", invalid="ignore"), fixed_order():

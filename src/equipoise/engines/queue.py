@@ -36,13 +36,7 @@ _SPOOLED = 32
 
 
 def require_queue(dynamics: Dynamics, size: int, memory: int) -> None:
-    """Refuse a rule that needs all rows at hand, where they do not fit.
-
-    Raises
-    ------
-    InvalidInput
-        Saying how much memory it takes.
-    """
+    """Refuse a rule that needs all rows at hand where they do not fit, saying how much memory it takes."""
     if dynamics.rule not in QUEUEINGS:
         rule = "batches='epochs'" if dynamics.batches == "epochs" else "replacement=False"
         raise InvalidInput(
@@ -145,10 +139,11 @@ class Queue:
         rows = chains * self._dynamics.batch_size
         most = self._capacity // rows
         if most < 1:
+            needed = float(rows) * self._source.memory / max(1, self._capacity)
             raise InvalidInput(
                 "batch_size", "such that a batch of every chain fits into memory",
                 f"{chains} x {self._dynamics.batch_size:,} rows",
-                f"use a smaller one or fewer chains, or pass memory='{2 * self._need(rows) / 1e9:.2g}GB' to eq.data.scan",
+                f"use a smaller one or fewer chains, or pass memory='{2 * needed / 1e9:.2g}GB' to eq.data.scan",
             )  # fmt: skip
         total = self._touched / rows
         wanted = max(steps, int(total) - first if np.isfinite(total) else most)
@@ -181,9 +176,6 @@ class Queue:
         shares = ((drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53 for drawn in told)
         for places, rows in self._source.fetch(shares, self._weighed):
             yield places, rows, mean / self._weight(rows)
-
-    def _need(self, rows: int) -> float:
-        return float(rows) * self._source.memory / max(1, self._capacity)
 
 
 def queued(

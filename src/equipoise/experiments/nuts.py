@@ -36,13 +36,12 @@ def sample_posterior(study: Study, start: Array, seed: int) -> Array | None:
 
 
 @cache
-def _sampler(power: float | None, warmup: int = 300, draws: int = 1000) -> MCMC:
+def _sampler(power: float | None) -> MCMC:
     """One sampler for all repetitions: the data are arguments of its compiled density, so they share the code."""
     from numpyro.infer import MCMC, NUTS
 
-    return MCMC(
-        NUTS(partial(_density, power)), num_warmup=warmup, num_samples=draws, progress_bar=False, jit_model_args=True
-    )
+    kernel = NUTS(partial(_density, power))
+    return MCMC(kernel, num_warmup=300, num_samples=1000, progress_bar=False, jit_model_args=True)
 
 
 def _density(power: float | None, x: jax.Array, y: jax.Array, scale: float) -> None:

@@ -45,7 +45,7 @@ def floor_line(axis: Axes, x: Sequence[float], cells: Iterable[Number]) -> None:
     axis.plot(x, floor, ":", color=COLOURS["floor"], label="Monte Carlo floor")
 
 
-def ellipse(axis: Axes, center: Array, cov: Array, label: str, colour: str, style: str = "-") -> None:
+def ellipse(axis: Axes, center: Array, cov: Array, label: str, colour: str, style: str) -> None:
     """The 3σ ellipse of two parameters."""
     angle = np.linspace(0.0, 2.0 * np.pi, 200)
     values, vectors = np.linalg.eigh(cov[:2, :2])

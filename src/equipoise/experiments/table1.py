@@ -8,7 +8,7 @@ from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, short, tell
 from equipoise.experiments.rules import CLOSED
 
-__all__ = ["ENTRY", "LONG_FLOOR", "LONG_RULES", "PRINTED_RULES", "claim_closed", "claims_of_rules"]
+__all__ = ["ENTRY", "LONG_FLOOR", "LONG_RULES", "PRINTED_RULES", "claims_of_rules", "runs_of", "sizes_of"]
 
 PRINTED_RULES = {
     "log": ("posterior", "ct", "lr-ws", "lr-ws-model", "dq-exact"),
@@ -23,7 +23,11 @@ _CLEARLY = 1.3  # a smaller ratio of two errors is not called a difference
 
 def jobs(scale: Scale) -> list[Job]:
     """Every repetition with new data; long chains for two of them, one batch size at a time."""
-    cells: list[Job] = [{"setting": s, "loss": loss} for s in scale.settings for loss in PRINTED_RULES]
+    return runs_of([{"setting": s, "loss": loss} for s in scale.settings for loss in PRINTED_RULES], scale)
+
+
+def runs_of(cells: list[Job], scale: Scale) -> list[Job]:
+    """Chains of the printed length in every repetition, and long ones in few, one batch size at a time."""
     short: list[Job] = [{**c, "run": "printed", "repetition": r} for c in cells for r in range(scale.repetitions)]
     batches, repetitions = ("16", "0.1N", "0.5N"), scale.pick(2, 1)
     return short + [
@@ -31,25 +35,28 @@ def jobs(scale: Scale) -> list[Job]:
     ]
 
 
+def sizes_of(job: Job, rows: int) -> dict[str, int]:
+    """The batch sizes of such a run, by name."""
+    sizes = {"16": 16, "0.1N": rows // 10, "0.5N": rows // 2}
+    return {b: sizes[b] for b in (("16", "0.1N") if job["run"] == "printed" else (job["batch"],))}
+
+
 def run(job: Job, scale: Scale) -> Result:
     """One data set: a chain for every rule."""
     seed = 1000 * scale.seed + job["repetition"]
     study = linear(job["setting"], job["loss"], seed, rows=scale.pick(5000, 1000))
-    sizes = {"16": 16, "0.1N": study.rows // 10, "0.5N": study.rows // 2}
-    key = {"setting": job["setting"], "run": job["run"]}
+    sizes, key = sizes_of(job, study.rows), {"setting": job["setting"], "run": job["run"]}
     if job["run"] == "printed":
-        sizes.pop("0.5N")
         # NUTS takes most of the time and varies least
         few = 0 if scale.smoke and job["setting"] == "described" else scale.pick(5, 1)
         rules = [r for r in PRINTED_RULES[study.loss] if r != "nuts" or job["repetition"] < few]
         return {"rows": compare_rules(study, rules, sizes, seed, key)}
-    batch = {job["batch"]: sizes[job["batch"]]}
     # pilots only where there is something to repair, and once: all batch sizes err alike
     closed = study.loss != "log" and job["batch"] == "0.1N" and not scale.smoke
     long = (*LONG_RULES, CLOSED) if closed else LONG_RULES
     # in small, a robust loss shows that it runs: its chains would take most of the time of all
     floor = scale.pick(LONG_FLOOR, 0.08 if study.loss == "log" else 0.4)
-    return {"rows": compare_rules(study, long, batch, seed, key, floor=floor)}
+    return {"rows": compare_rules(study, long, sizes, seed, key, floor=floor)}
 
 
 def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:

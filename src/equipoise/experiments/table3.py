@@ -6,7 +6,7 @@ from equipoise.experiments.designs import german, poisson
 from equipoise.experiments.entry import Curves, Entry, Job, Result, Scale
 from equipoise.experiments.measure import compare_rules
 from equipoise.experiments.numbers import Claim, Numbers, tell
-from equipoise.experiments.table1 import LONG_FLOOR, claims_of_rules
+from equipoise.experiments.table1 import LONG_FLOOR, claims_of_rules, runs_of, sizes_of
 
 __all__ = ["ENTRY"]
 
@@ -18,13 +18,7 @@ def jobs(scale: Scale) -> list[Job]:
     """Simulated data anew in every repetition; the credit data with another split."""
     cells: list[Job] = [{"dataset": "simulated", "setting": s} for s in scale.settings]
     cells.append({"dataset": "german", "setting": ""})
-    short: list[Job] = [{**c, "run": "printed", "repetition": r} for c in cells for r in range(scale.repetitions)]
-    return short + [
-        {**c, "run": "long", "batch": b, "repetition": r}
-        for c in cells
-        for b in ("16", "0.1N", "0.5N")
-        for r in range(scale.pick(2, 1))
-    ]
+    return runs_of(cells, scale)
 
 
 def run(job: Job, scale: Scale) -> Result:
@@ -34,13 +28,10 @@ def run(job: Job, scale: Scale) -> Result:
         study = german(scale.german, seed)
     else:
         study = poisson(job["setting"], seed, rows=scale.pick(5000, 1000), dim=scale.pick(50, 10))
-    sizes = {"16": 16, "0.1N": study.rows // 10, "0.5N": study.rows // 2}
-    key = {"setting": job["setting"], "run": job["run"]}
+    sizes, key = sizes_of(job, study.rows), {"setting": job["setting"], "run": job["run"]}
     if job["run"] == "printed":
-        sizes.pop("0.5N")
         return {"rows": compare_rules(study, PRINTED_RULES, sizes, seed, key, passes=scale.pick(None, 60))}
-    batch = {job["batch"]: sizes[job["batch"]]}
-    return {"rows": compare_rules(study, LONG_RULES, batch, seed, key, floor=scale.pick(LONG_FLOOR, 0.08))}
+    return {"rows": compare_rules(study, LONG_RULES, sizes, seed, key, floor=scale.pick(LONG_FLOOR, 0.08))}
 
 
 def claims(numbers: Numbers, _: list[Curves]) -> list[Claim]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from scipy.special import gammaln
 
 from equipoise.arrays import Array
+from equipoise.calibration.fitstats import log_choices
 from equipoise.data.arrays import Rows
 from equipoise.errors import InvalidInput
 from equipoise.families.response import law_of
@@ -48,9 +48,7 @@ def log_likelihood(problem: Problem, draws: Array) -> Array:
             )
         parts = [_of_rows(model, block, flat) for block in problem.source.blocks()]
     else:
-        from equipoise.interop.losses import losses  # JAX is imported only by those who use it
-
-        parts = [-losses(problem, flat)]
+        parts = [-_losses(problem, flat)]
     return np.concatenate(parts, axis=1).reshape(count, length, -1)
 
 
@@ -63,12 +61,23 @@ def _of_rows(model: GLM, rows: Rows, draws: Array) -> Array:
     if rows.weights is not None:
         value = rows.weights * value
         if model.family.name == "gaussian":  # a precision weight w is a variance σ²/w
-            value = value + 0.5 * np.log(rows.weights) + (rows.weights - 1.0) * _gaussian_constant(p)
+            constant = float(0.5 * np.log(2.0 * np.pi) + np.log(p[0]))
+            value = value + 0.5 * np.log(rows.weights) + (rows.weights - 1.0) * constant
     if rows.trials is not None:
-        n, k = rows.trials, rows.trials * rows.y
-        value = value + gammaln(n + 1.0) - gammaln(k + 1.0) - gammaln(n - k + 1.0)
+        value = value + log_choices(rows.trials, rows.trials * rows.y)
     return value if rows.frequency is None else np.repeat(value, rows.frequency.astype(int), axis=1)
 
 
-def _gaussian_constant(p: Array) -> float:
-    return float(0.5 * np.log(2.0 * np.pi) + np.log(p[0]))
+def _losses(problem: Problem, draws: Array) -> Array:
+    """(draws, observations) of a loss of one's own."""
+    import jax  # only by those who use it
+
+    from equipoise.models.general.problem import GeneralProblem
+
+    assert isinstance(problem, GeneralProblem)  # there is no other kind without a linear predictor
+    parts = []
+    with jax.enable_x64(True):
+        for b in problem.each(len(draws)):
+            found = np.asarray(problem.functions.losses(draws, b.rows))[:, : b.size]
+            parts.append(np.repeat(found, b.counts.astype(np.int64), axis=1))
+    return np.concatenate(parts, axis=1)

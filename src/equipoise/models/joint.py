@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from equipoise.models.glm import GLM
     from equipoise.models.linear import LinearProblem
 
-__all__ = ["JointPass", "JointProblem"]
+__all__ = ["JointProblem", "joint_sums"]
 
 
 class JointSums(NamedTuple):
@@ -40,37 +41,30 @@ class JointSums(NamedTuple):
     slope: float
 
 
-@dataclass(frozen=True)
-class JointPass:
-    """The negative log-likelihood at (θ, log c)."""
+def joint_sums(model: GLM, theta: Array, rows: Rows) -> JointSums:
+    """The negative log-likelihood at (θ, log c), over one block."""
+    loss, eta, family = model.loss, predictor(rows, theta), model.family.name
+    constant, y = float(model.constant or 0.0), rows.y
+    terms = constant_terms(family, constant, rows, theta)
 
-    model: GLM
-    theta: Array
+    def total(each: Array) -> Array:
+        return counted(rows, weighted(rows, each))
 
-    def __call__(self, rows: Rows) -> JointSums:
-        """Sums over one block."""
-        loss, eta, family = self.model.loss, predictor(rows, self.theta), self.model.family.name
-        constant, y = float(self.model.constant or 0.0), rows.y
-        terms = constant_terms(family, constant, rows, self.theta)
-
-        def total(each: Array) -> Array:
-            return counted(rows, weighted(rows, each))
-
-        plain, d1, d2 = (d(eta, y, loss.constants) for d in (loss.value, loss.d1, loss.d2))
-        if family == "gamma":
-            rest = gammaln(constant) - constant * (np.log(y) + np.log(constant))
-            along = plain
-        else:
-            r = 1.0 / constant
-            rest = gammaln(r) - gammaln(y + r)
-            along = d1 - np.logaddexp(0.0, eta + np.log(constant)) * r
-        cross = total(terms.cross) @ rows.x
-        corner = float(total(terms.bend).sum())
-        hessian = np.block([[gram(rows.x, total(d2)), cross[:, None]], [cross, np.array([[corner]])]])
-        return JointSums(
-            float(total(plain + rest).sum()), np.append(total(d1) @ rows.x, total(terms.score).sum()), hessian,
-            float(total(plain).sum()), float(total(along).sum()),
-        )  # fmt: skip
+    plain, d1, d2 = (d(eta, y, loss.constants) for d in (loss.value, loss.d1, loss.d2))
+    if family == "gamma":
+        rest = gammaln(constant) - constant * (np.log(y) + np.log(constant))
+        along = plain
+    else:
+        r = 1.0 / constant
+        rest = gammaln(r) - gammaln(y + r)
+        along = d1 - np.logaddexp(0.0, eta + np.log(constant)) * r
+    cross = total(terms.cross) @ rows.x
+    corner = float(total(terms.bend).sum())
+    hessian = np.block([[gram(rows.x, total(d2)), cross[:, None]], [cross, np.array([[corner]])]])
+    return JointSums(
+        float(total(plain + rest).sum()), np.append(total(d1) @ rows.x, total(terms.score).sum()), hessian,
+        float(total(plain).sum()), float(total(along).sum()),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -128,7 +122,6 @@ class JointProblem:
 
     def derivatives(self, theta: Array, order: int) -> Derivatives:
         """Value, gradient and Hessian, all from one pass whatever is asked for."""
-        del order
         sums, n = self._sums(theta), self.source.n
         away = theta[:-1] - self.problem.mean
         pull = form_times(self.problem.precision, away)
@@ -140,7 +133,7 @@ class JointProblem:
     def core(self, theta: Array) -> tuple[Derivatives, JointProblem]:
         """Value, gradient and Hessian and, from the same reading, the problem on some rows that stand for all."""
         here = self.problem.at_constant(float(np.exp(theta[-1])))
-        sums, rows = LinearCurvature(here, theta[:-1]).with_core(JointPass(here.model, theta[:-1]))
+        sums, rows = LinearCurvature(here, theta[:-1]).with_core(partial(joint_sums, here.model, theta[:-1]))
         self._last.clear()
         self._last[theta.tobytes()] = sums
         return self.derivatives(theta, 2), JointProblem(replace(self.problem, source=rows))
@@ -160,7 +153,7 @@ class JointProblem:
         key = theta.tobytes()
         if key not in self._last:
             here = self.problem.at_constant(float(np.exp(theta[-1])))
-            found = self.source.reduce(JointPass(here.model, theta[:-1]))
+            found = self.source.reduce(partial(joint_sums, here.model, theta[:-1]))
             self._last.clear()
             self._last[key] = found
         return self._last[key]

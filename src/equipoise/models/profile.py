@@ -6,7 +6,7 @@ With the fit repeated until both agree, they are those of the joint likelihood.
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
 from equipoise.errors import EquipoiseWarning, FitFailed
+from equipoise.linalg import Total
 from equipoise.models.sums import counted, predictor, weighted
 
 __all__ = ["ConstantTerms", "constant_terms", "profiled", "require_inside"]
@@ -81,29 +82,18 @@ def constant_terms(family: str, constant: float, rows: Rows, theta: Array) -> Co
     return ConstantTerms(r * slope, -r * slope - r * r * bend, -mu * (mu - y) * r / (r + mu) ** 2)
 
 
-class _ShapeSums(NamedTuple):
-    weight: float
-    excess: float
-
-
-@dataclass(frozen=True)
-class _ShapePass:
-    """Σ w and Σ w (y/μ − 1 − log(y/μ))."""
-
-    theta: Array
-
-    def __call__(self, rows: Rows) -> _ShapeSums:
-        """Sums over one block."""
-        eta = predictor(rows, self.theta)
-        excess = np.expm1(np.log(rows.y) - eta) - (np.log(rows.y) - eta)
-        times = weighted(rows, rows.counts)
-        return _ShapeSums(float(times.sum()), float(times @ excess))
+def _shape_sums(theta: Array, rows: Rows) -> Total:
+    """Σ w and Σ w (y/μ − 1 − log(y/μ)) over one block."""
+    eta = predictor(rows, theta)
+    excess = np.expm1(np.log(rows.y) - eta) - (np.log(rows.y) - eta)
+    times = weighted(rows, rows.counts)
+    return Total(np.array([times.sum(), times @ excess]))
 
 
 def _shape(source: Source[Rows], theta: Array) -> float:
     """k with log k − ψ(k) = mean of y/μ − 1 − log(y/μ): one pass, then Newton's method in log k."""
-    sums = source.reduce(_ShapePass(theta))
-    wanted = sums.excess / sums.weight
+    weight, excess = source.reduce(partial(_shape_sums, theta)).total.tolist()
+    wanted = excess / weight
     if not np.isfinite(wanted):
         return 1.0  # far from any fit: the parameters move first
     wanted = max(wanted, 0.25 / _EXACT)
@@ -119,25 +109,11 @@ def _shape(source: Source[Rows], theta: Array) -> float:
     return float(np.exp(log_k))
 
 
-class _DispersionSums(NamedTuple):
-    """First and second derivative of the log-likelihood by log a."""
-
-    first: float
-    second: float
-
-
-@dataclass(frozen=True)
-class _DispersionPass:
-    """The log-likelihood's slope and bend by the logarithm of the dispersion."""
-
-    theta: Array
-    log_a: float
-
-    def __call__(self, rows: Rows) -> _DispersionSums:
-        """Sums over one block."""
-        terms = constant_terms("negative-binomial", float(np.exp(self.log_a)), rows, self.theta)
-        times = weighted(rows, rows.counts)
-        return _DispersionSums(-float(times @ terms.score), -float(times @ terms.bend))
+def _dispersion_sums(theta: Array, log_a: float, rows: Rows) -> Total:
+    """The log-likelihood's slope and bend by the logarithm of the dispersion, over one block."""
+    terms = constant_terms("negative-binomial", float(np.exp(log_a)), rows, theta)
+    times = weighted(rows, rows.counts)
+    return Total(-np.array([times @ terms.score, times @ terms.bend]))
 
 
 def _digamma_rise(y: Array, r: float) -> Array:
@@ -155,11 +131,11 @@ def _dispersion(source: Source[Rows], theta: Array, near: float | None) -> float
     inside = near is not None and _SMALL < near < _LARGE
     log_a, low, high = float(np.log(near or 1.0)) if inside else _start(source, theta), float(_LEAST), float(_MOST)
     for _ in range(_ROUNDS):
-        sums = source.reduce(_DispersionPass(theta, log_a))
-        if not np.isfinite(sums.first):
+        slope, bend = source.reduce(partial(_dispersion_sums, theta, log_a)).total.tolist()
+        if not np.isfinite(slope):
             return 1.0  # far from any fit: the parameters move first
-        low, high = (log_a, high) if sums.first > 0.0 else (low, log_a)
-        step = -sums.first / sums.second if sums.second < 0.0 else np.copysign(_LONGEST, sums.first)
+        low, high = (log_a, high) if slope > 0.0 else (low, log_a)
+        step = -slope / bend if bend < 0.0 else np.copysign(_LONGEST, slope)
         moved = log_a + float(np.clip(step, -_LONGEST, _LONGEST))
         if not low < moved < high:
             moved = 0.5 * (low + high)
@@ -170,27 +146,15 @@ def _dispersion(source: Source[Rows], theta: Array, near: float | None) -> float
     return float(np.exp(log_a))
 
 
-class _StartSums(NamedTuple):
-    square: float
-    excess: float
-
-
-@dataclass(frozen=True)
-class _StartPass:
-    """Σ w μ² and Σ w ((y − μ)² − y)."""
-
-    theta: Array
-
-    def __call__(self, rows: Rows) -> _StartSums:
-        """Sums over one block."""
-        mu = np.exp(np.minimum(predictor(rows, self.theta), 300.0))
-        terms = ((rows.y - mu) ** 2 - rows.y, mu**2)
-        excess, square = (float(counted(rows, weighted(rows, term)).sum()) for term in terms)
-        return _StartSums(square, excess)
+def _start_sums(theta: Array, rows: Rows) -> Total:
+    """Σ w ((y − μ)² − y) and Σ w μ² over one block."""
+    mu = np.exp(np.minimum(predictor(rows, theta), 300.0))
+    terms = ((rows.y - mu) ** 2 - rows.y, mu**2)
+    return Total(np.array([counted(rows, weighted(rows, term)).sum() for term in terms]))
 
 
 def _start(source: Source[Rows], theta: Array) -> float:
     """The moments' dispersion, within reason."""
-    sums = source.reduce(_StartPass(theta))
-    ratio = sums.excess / sums.square if 0.0 < sums.square < np.inf else 1.0
+    excess, square = source.reduce(partial(_start_sums, theta)).total.tolist()
+    ratio = excess / square if 0.0 < square < np.inf else 1.0
     return float(np.log(np.clip(np.nan_to_num(ratio, nan=1.0), _SMALL, _LARGE)))

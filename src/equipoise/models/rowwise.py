@@ -117,13 +117,7 @@ class StackedPass:
 
 
 def require_below_one(leverage: Array) -> None:
-    """Raise where a row is fitted exactly by columns of its own: without it, they could not be estimated.
-
-    Raises
-    ------
-    InvalidInput
-        Saying how many rows there are.
-    """
+    """Raise, saying how many, where rows are fitted exactly by columns of their own, not to be estimated without them."""
     alone = int(np.sum(leverage > _ONE))
     if alone:
         raise InvalidInput(

@@ -21,28 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["write_report"]
 
 
-def write_report(calibration: Calibration, path: Path, interval: float = 0.95) -> Path:
-    """Write the report of a run as one self-contained HTML file.
-
-    Parameters
-    ----------
-    calibration
-        The run, fresh or loaded.
-    path
-        Where to write; folders are made.
-    interval
-        Probability of the intervals.
-
-    Returns
-    -------
-    Path
-        The path written.
-
-    Raises
-    ------
-    InvalidInput
-        If the file cannot be written.
-    """
+def write_report(calibration: Calibration, path: Path, interval: float) -> Path:
+    """Write the report of a run, fresh or loaded, as one self-contained HTML file; returns its path."""
     return write_atomic(path, _page(calibration, interval).encode())
 
 

@@ -90,8 +90,8 @@ def _tiles(cal: Calibration) -> str:
         (_short(worst.rhat), "largest split R-hat; 1 when chains agree"),
     ]
     if not cal.chains.independent:
-        cost = findings.spent(cal)
-        shown.append((f"{cost.seconds:.2f} s", f"sampling, {cal.plan.passes:,.0f} passes over the data"))
+        seconds = cal.chains.statistics["seconds"]
+        shown.append((f"{seconds:.2f} s", f"sampling, {cal.plan.passes:,.0f} passes over the data"))
     return tiles(shown)
 
 
@@ -163,15 +163,15 @@ def _draws(cal: Calibration, chosen: Choice) -> str:
 
 
 def _budget(cal: Calibration) -> str:
-    plan, cost = cal.plan, findings.spent(cal)
+    plan, cost = cal.plan, cal.chains.statistics
     rows = [["effective draws, worst case", f"{plan.ess:,.0f}", f"{findings.headline(cal).ess:,.0f}"]]
     if not cal.chains.independent:
         rows = [
-            ["steps per chain", f"{plan.steps:,}", f"{cost.steps:,.0f}"],
-            ["rows touched", f"{plan.rows:,}", f"{cost.rows:,.0f}"],
-            ["passes over the data", f"{plan.passes:,.1f}", f"{cost.passes:,.1f}"],
+            ["steps per chain", f"{plan.steps:,}", f"{cost['steps']:,.0f}"],
+            ["rows touched", f"{plan.rows:,}", f"{cost['rows']:,.0f}"],
+            ["passes over the data", f"{plan.passes:,.1f}", f"{findings.passes_spent(cal):,.1f}"],
             *rows,
-            ["seconds of sampling", f"{plan.seconds:.2f}", f"{cost.seconds:.2f}"],
+            ["seconds of sampling", f"{plan.seconds:.2f}", f"{cost['seconds']:.2f}"],
         ]
     how = f"one every {plan.thin} steps after {plan.burn_in:,} of burn-in"
     how = "independent" if cal.chains.independent else how
@@ -192,8 +192,7 @@ def _warnings(cal: Calibration) -> str:
 
 def _settings(cal: Calibration) -> str:
     tuning, dynamics, fit = cal.tuning, cal.tuning.dynamics, cal.fit
-    found = findings.step_found(cal)
-    step, rates = (f"{low:.3g} to {high:.3g}" for low, high in (found.step, found.contraction))
+    step, rates = (f"{found[0]:.3g} to {found[-1]:.3g}" for found in findings.step_found(cal))
     constant = cal.title.constant
     temperature = "infinite (SGD)" if dynamics.temperature == 0.0 else f"{dynamics.inverse_temperature:,.6g} (SGLD)"
     pairs = [

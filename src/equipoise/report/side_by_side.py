@@ -109,14 +109,8 @@ class FitTable:
             ]
         )  # fmt: skip
 
-    def __str__(self) -> str:
-        return self.to_text()
-
-    def __repr__(self) -> str:
-        return self.to_text()
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
+    __str__ = __repr__ = to_text
+    _repr_html_ = to_html
 
     def _told(self) -> Iterator[list[str]]:
         """A line for every fact of the fits as wholes."""

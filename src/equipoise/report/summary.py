@@ -83,9 +83,7 @@ class Summary:
         return f"{html_table(('', *map(str, cells.columns)), rows, self.title)}<p>{facts}</p><ul>{notes}</ul>"
 
 
-def summarise(
-    calibration: Calibration, interval: float, method: str = "auto", exponentiate: bool = False, stars: bool = False
-) -> Summary:
+def summarise(calibration: Calibration, interval: float, method: str, exponentiate: bool, stars: bool) -> Summary:
     """The coefficient table of a calibration; see `Calibration.summary`."""
     plan, diagnosis = calibration.plan, calibration.diagnosis
     found = coefficients(calibration, interval, method, exponentiate)

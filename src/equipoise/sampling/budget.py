@@ -57,7 +57,7 @@ def is_long(seconds: float) -> bool:
     return seconds > _LONG
 
 
-def announce(seconds: float, resumable: bool, faster: str = "") -> None:
+def announce(seconds: float, resumable: bool, faster: str) -> None:
     """Warn, before the first step, of a run that is predicted to take long; `faster` says what would take less."""
     if is_long(seconds):
         length = f"{seconds / 3600:.1f} hours" if seconds > 7200 else f"{seconds / 60:.0f} minutes"

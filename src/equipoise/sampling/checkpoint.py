@@ -96,7 +96,7 @@ class Checkpoint:
             require_writable(place, "checkpoint")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
-            self._stream = io.FileIO(place, "r+b", opener=_open_or_make)
+            self._stream = io.FileIO(place, "r+b", opener=lambda name, flags: os.open(name, flags | os.O_CREAT, 0o666))
         except OSError as error:
             raise unwritable(self.path, "checkpoint", error) from error
         try:
@@ -252,10 +252,6 @@ class Checkpoint:
                 EquipoiseWarning,
                 stacklevel=3,
             )
-
-
-def _open_or_make(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_CREAT, 0o666)
 
 
 def _arrays(state: DataclassInstance) -> list[tuple[str, NDArray[np.generic]]]:

@@ -22,6 +22,9 @@ from equipoise.linalg import is_positive, symmetric
 
 __all__ = ["StepEquation", "solve_step"]
 
+# The relative residual of a solution.
+_TOLERANCE = 1e-13
+
 
 @dataclass(frozen=True)
 class StepEquation:
@@ -78,12 +81,9 @@ class StepEquation:
 
     def bracket(self, Y: Array) -> Array:
         """κ/(1−κ²) (s Y⁻¹ s Y + Y s Y⁻¹ s)."""
-        half = self._curl(Y)
-        return half + half.T
-
-    def _curl(self, Y: Array) -> Array:
         s, k = self.slopes, self.momentum
-        return k / (1.0 - k * k) * (s[:, None] * np.linalg.solve(Y, s[:, None] * Y))
+        half = k / (1.0 - k * k) * (s[:, None] * np.linalg.solve(Y, s[:, None] * Y))
+        return half + half.T
 
     def residual(self, Y: Array) -> Array:
         """Left side minus right side."""
@@ -100,7 +100,7 @@ class StepEquation:
         return half.T @ half
 
 
-def solve_step(equation: StepEquation, tolerance: float = 1e-13) -> tuple[Array | None, float]:
+def solve_step(equation: StepEquation) -> tuple[Array | None, float]:
     """Y and its relative residual; Y is None when no positive definite solution was found.
 
     The bracket is frozen and the linear equation solved again, damped when the residual grows; Newton takes over when
@@ -116,22 +116,22 @@ def solve_step(equation: StepEquation, tolerance: float = 1e-13) -> tuple[Array 
         Y = np.diag(np.maximum(np.diag(Y), 1e-3 * np.abs(np.diag(equation.source / equation.resistance))))
     error = equation.error(Y)
     for _ in range(60):
-        if error <= tolerance:
+        if error <= _TOLERANCE:
             return Y, error
         direction = (equation.source - equation.bracket(Y)) / equation.resistance - Y
         Y, error, moved = _search(equation, Y, direction, error)
         if not moved:
             break
-    return _newton(equation, Y, error, tolerance)
+    return _newton(equation, Y, error)
 
 
-def _newton(equation: StepEquation, Y: Array, error: float, tolerance: float) -> tuple[Array | None, float]:
+def _newton(equation: StepEquation, Y: Array, error: float) -> tuple[Array | None, float]:
     dim = len(Y)
     s, k = equation.slopes, equation.momentum
     c = k / (1.0 - k * k)
 
     for _ in range(60):
-        if error <= tolerance:
+        if error <= _TOLERANCE:
             break
         Z: Array = np.linalg.inv(Y).astype(np.float64)
         ZsY = Z @ (s[:, None] * Y)

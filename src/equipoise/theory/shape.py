@@ -185,7 +185,8 @@ def skewness(law: Stationary) -> Array:
     if dynamics.momentum > 0.0 or dynamics.batches == "epochs" or not law.modes.discrete:
         return unknown
     if dynamics.gradient != "control-variate" or law.newton is None:
-        return _standardised(law, Cumulant.of(law).solved()) if dim <= _LARGEST and _knows_thirds(law) else unknown
+        known = dim <= _LARGEST and not np.isnan(law.mean_bias).any()  # as third derivatives are
+        return _standardised(law, Cumulant.of(law).solved()) if known else unknown
     gamma, inverse = law.newton, np.linalg.inv(law.hessian)
     bent = law.moments.third_along(law.cov)
     leading = -fidelity_of(gamma) * np.einsum("ij,ij->i", bent, inverse) / np.diag(law.cov) ** 1.5
@@ -194,11 +195,6 @@ def skewness(law: Stationary) -> Array:
         return leading
     cumulant = Cumulant.of(law)
     return leading + _standardised(law, cumulant.solved() - cumulant.leading())
-
-
-def _knows_thirds(law: Stationary) -> bool:
-    """Whether third derivatives are known at all."""
-    return not np.isnan(law.mean_bias).any()
 
 
 def _standardised(law: Stationary, cumulant: Array) -> Array:

@@ -153,7 +153,7 @@ def _top(apply: Callable[[Array], Array], start: Array, error: float = _ERROR) -
     kept at a restart are the leading vectors, not the first alone: of a crowd the distance to the next would be unknown.
     """
     if start.size <= _DENSE:
-        values, vectors = np.linalg.eigh(_dense(apply, start.size))
+        values, vectors = np.linalg.eigh(np.column_stack([apply(column) for column in np.eye(start.size)]))
         return float(values[-1]), vectors[:, -1]
     basis, within = np.empty((_KRYLOV, start.size)), np.zeros((_KRYLOV, _KRYLOV))
     vector, k = start / np.linalg.norm(start), 0
@@ -178,7 +178,3 @@ def _top(apply: Callable[[Array], Array], start: Array, error: float = _ERROR) -
             within[:k, :k] = np.diag(values[-k:])
             axes = np.eye(k)
     return top, axes[:, -1] @ basis[:k]
-
-
-def _dense(apply: Callable[[Array], Array], size: int) -> Array:
-    return np.column_stack([apply(column) for column in np.eye(size)])

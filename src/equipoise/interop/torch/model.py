@@ -240,7 +240,6 @@ class TorchProblem(GeneralProblem):
 
     def engine(self, tuning: Tuning, guard: Guard, storage: str = "float64", touched: float = np.inf) -> Engine:
         """A loop over the module."""
-        del touched
         if storage != "float64":
             raise InvalidInput("storage", "float64 for a module", repr(storage), "leave it out")
         return torch_engine(self, tuning, guard)

@@ -136,17 +136,14 @@ class GeneralProblem(Card):
 
     def settled(self, theta: Array) -> Self:
         """No constant is estimated."""
-        del theta
         return self
 
     def resettled(self, theta: Array, loss: float) -> Self:
         """No constant is estimated."""
-        del theta, loss
         return self
 
     def at_constant(self, constant: float | None) -> Self:
         """There is no constant to fix."""
-        del constant
         return self
 
     def with_precision(self, gamma: float) -> Self:

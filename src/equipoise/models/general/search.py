@@ -52,7 +52,6 @@ class GeneralSearch:
 
     def yardstick(self, theta: Array) -> Yardstick:
         """Posterior standard deviations: nothing is known of the rows."""
-        del theta
         return Yardstick(1.0, 0.0)
 
     def metric(self) -> Array | None:
@@ -68,5 +67,4 @@ class GeneralSearch:
 
     def explain(self, candidates: Sequence[Array], theta: Array, norm: float) -> FitFailed | None:
         """A general loss may rise again far away: nothing can be concluded."""
-        del candidates, theta, norm
         return None

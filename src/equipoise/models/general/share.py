@@ -55,9 +55,9 @@ def captured_share(
     inside = inverse / problem.n if target == "posterior" else inverse @ moments.score_cov @ inverse / problem.n
     assert structure.basis is not None
     rng, pairs = np.random.default_rng(seed), []
-    combine = _signs(whole.dim) if function is None else _gradients(whole, function)
+    combine = None if function is None else _gradients(whole, function)
     for _ in range(probes):
-        u = combine(rng)
+        u = rng.choice([-1.0, 1.0], size=whole.dim) if combine is None else combine(rng)
         x = _solved(whole, u)
         all_of_it = float(u @ x) if target == "posterior" else float(np.mean(whole.slopes(x) ** 2))
         part = structure.basis @ u
@@ -90,11 +90,6 @@ def _solved(whole: Whole, u: Array) -> Array:
         "finite. To fix: give the model a prior (prior_precision=...), and pass its minimiser; or, for the predictive "
         "variance, function=."
     )
-
-
-def _signs(dim: int) -> Callable[[np.random.Generator], Array]:
-    """Combinations of parameters with random signs."""
-    return lambda rng: rng.choice([-1.0, 1.0], size=dim)
 
 
 def _gradients(whole: Whole, function: Callable[..., object]) -> Callable[[np.random.Generator], Array]:
