@@ -141,7 +141,7 @@ def _from_sample(problem: Problem, part: Problem, max_iterations: int) -> tuple[
 
 
 def _on_core(problem: Problem, astray: Astray) -> LinearProblem:
-    """The problem on the rows that stand for all where a sample leads astray; its constant is as open as it was."""
+    """The problem on the rows that stand for all where a sample leads astray."""
     return replace(cast(LinearProblem, problem), source=cast(LinearProblem, astray.core).source)
 
 
@@ -209,11 +209,10 @@ def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int,
     if here is problem:
         return replace(solver(here, theta, max_iterations), constant=problem.constant)
     if problem.search.proportional is not None:
-        result = solver(here, theta, max_iterations)
-        return _rescaled(problem, here, result, problem.search.proportional, rough)
+        return _rescaled(problem, here, solver(here, theta, max_iterations), problem.search.proportional, rough)
     moving = problem
-    if here.quadratic and not problem.source.in_memory:
-        here = moving = cast(Problem, Parabola.of(cast(LinearProblem, here), theta))
+    if here.quadratic and isinstance(here, LinearProblem) and not here.source.in_memory:
+        here = moving = cast(Problem, Parabola.of(here, theta))
     result = solver(here, theta, max_iterations)
     iterations, path = result.iterations, list[tuple[float, float]]()
     for _ in range(max_iterations):
@@ -301,13 +300,7 @@ def _polished(problem: Problem, part: Problem | None, restarts: int | None, max_
 
 
 def _from_part(problem: LinearProblem, part: Problem, start: Fit, max_iterations: int, last: bool = False) -> Fit:
-    """The minimum of rows in files next to that of a part of them, by Newton's method where that gets there.
-
-    Raises
-    ------
-    Astray
-        If the part leads astray, unless it is the last that is tried.
-    """
+    """The minimum of rows in files next to that of a part, by Newton's method where that gets there; may raise `Astray`."""
     there = part.at_constant(start.constant)
     try:
         yard = there.search.yardstick(start.theta)
