@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,11 +113,26 @@ def paths_of(source: object) -> list[str]:
     elif os.path.isfile(path):
         return [path]
     else:
-        found = sorted(file for file in glob(path, recursive=True) if os.path.isfile(file)) if has_magic(path) else []
+        found = sorted(_unlooped(glob(path, recursive=True))) if has_magic(path) else []
         remedy = "check the path"
     if not found:
         raise InvalidInput("source", "files that exist", f"{shown(str(source))}, where there are none", remedy)
     return found
+
+
+def _unlooped(paths: Iterable[str]) -> Iterator[str]:
+    """The files among paths, but for those that a link to a folder around itself shows once more."""
+
+    @cache
+    def looped(folder: str) -> bool:
+        around = os.path.dirname(folder)
+        if os.path.islink(folder):
+            inside, target = os.path.realpath(around or os.curdir), os.path.realpath(folder)
+            if os.path.commonpath([inside, target]) == target:
+                return True
+        return around != folder and bool(around) and looped(around)
+
+    return (path for path in paths if os.path.isfile(path) and not looped(os.path.dirname(path)))
 
 
 def _files_below(folder: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.arrays import Array, Index, Mask
-from equipoise.data.frames import stacked
+from equipoise.data.frames import compact, stacked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -98,7 +98,8 @@ class Far:
         columns = [_numbers(frame, name, places) for name in self.names]
         limits = self.limits or tuple(_NONE if v is None else _ends(v, self.most) for v in columns)
         index = _outside(limits, columns)
-        return replace(self, limits=limits, frames=(frame.iloc[index if places is None else places[index]],))
+        chosen = compact(frame.iloc[index if places is None else places[index]])
+        return replace(self, limits=limits, frames=(chosen,))
 
     def merged(self, other: Far) -> Far:
         """Those of both."""
