@@ -15,6 +15,7 @@ from urllib.parse import unquote
 
 from equipoise.checks import shown
 from equipoise.data.agreement import Found
+from equipoise.data.batches import batch_rows
 from equipoise.data.parts import (
     ArrowPart,
     CSVPart,
@@ -238,10 +239,8 @@ def _of_arrow(location: Location, constants: tuple[Constant, ...]) -> Found:
     from pyarrow import ipc
 
     with location.reading(), location.system.open_input_file(location.path) as stream:
-        # of one column, which is enough to count the rows
-        file = ipc.open_file(stream, options=ipc.IpcReadOptions(included_fields=[0]))
         schema = _with(ipc.open_file(stream).schema, constants)
-        counts = [file.get_batch(k).num_rows for k in range(file.num_record_batches)] if schema.names else []
+        counts = batch_rows(stream)
     parts: list[Part] = []
     batches: list[int] = []
     first, rows = 0, 0

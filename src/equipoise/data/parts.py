@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from equipoise.checks import users_code
 from equipoise.data.arrow import as_pandas, regular, with_constants
+from equipoise.data.batches import read_batches
 from equipoise.data.texts import MISSING, Quotes, unclosed
 from equipoise.data.wording import brief, located
 from equipoise.errors import InvalidInput
@@ -208,15 +209,11 @@ class ArrowPart:
         return self.location.path
 
     def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-        """Tables of the columns, a record batch at a time."""
+        """Tables of the columns, a record batch or some rows of one at a time."""
         import pyarrow as pa
-        from pyarrow import ipc
 
         with self.location.reading(), self.location.system.open_input_file(self.location.path) as stream:
-            names = ipc.open_file(stream).schema.names
-            fields = [names.index(name) for name in columns if name in names] or [0]
-            file = ipc.open_file(stream, options=ipc.IpcReadOptions(included_fields=fields))
-            batches = map(file.get_batch, self.batches)
+            batches = read_batches(stream, self.batches, columns, rows)
             tables = (pa.Table.from_batches([_sound(batch) if self.verify else batch]) for batch in batches)
             for table in regular(tables, rows):
                 yield as_pandas(with_constants(table, self.constants, columns))
