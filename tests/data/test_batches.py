@@ -125,3 +125,18 @@ def test_damage_is_an_error_or_other_numbers_and_never_ends_the_process(compress
     (tmp_path / "1.arrow").write_bytes(sound[: len(sound) // 2])
     with pytest.raises(InvalidInput, match=r"1\.arrow.*Not an Arrow file"):
         eq.data.scan(tmp_path / "1.arrow", "y ~ s")
+
+
+def test_what_only_looks_like_an_arrow_file_is_told(tmp_path) -> None:
+    table = pa.table({"y": [1.0, 2.0], "x": [0.0, 1.0]})
+    with ipc.new_stream(tmp_path / "1.arrow", table.schema) as file:
+        file.write_table(table)
+    (tmp_path / "2.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
+    (tmp_path / "3.arrow").write_bytes(b"AR")
+    for name, words in {
+        "1.arrow": "an Arrow stream",
+        "2.feather": "Feather of version 1",
+        "3.arrow": "small|Not",
+    }.items():
+        with pytest.raises(InvalidInput, match=rf"{name}: .*({words})"):
+            eq.data.scan(tmp_path / name, "y ~ x")

@@ -366,3 +366,25 @@ def test_streams_and_functions_are_tables_of_every_verb(tmp_path) -> None:
     for given in (Stream(), lambda: (frame[:100], frame[100:])):
         np.testing.assert_array_equal(eq.fit(eq.glm("poisson"), given, formula="y ~ x").theta, cal.fit.theta)
         pd.testing.assert_frame_equal(cal.predict(given), cal.predict(frame))
+
+
+def test_a_response_out_of_range_in_one_of_few_small_files_is_named_by_its_file(tmp_path) -> None:
+    """Small files are read whole, and their rows are numbered anew."""
+    for k in range(3):
+        frame = pd.DataFrame({"y": [1.0, 2.0, 0.0, 3.0], "x": [0.0, 1.0, 2.0, 5.0]})
+        frame.loc[3, "y"] -= 5.0 * (k == 1)
+        frame.to_parquet(tmp_path / f"{k}.parquet")
+    with pytest.raises(InvalidInput, match=r"y: must be .*; got -2 at row 3, in .*1\.parquet"):
+        eq.bind(eq.glm("poisson"), str(tmp_path / "*.parquet"), formula="y ~ x")
+
+
+def test_queries_that_make_tables_as_they_are_asked_for() -> None:
+    polars = pytest.importorskip("polars")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"y": rng.normal(size=500), "x": rng.normal(size=500), "g": rng.choice(list("abc"), 500)})
+    query = polars.from_pandas(frame).lazy().filter(polars.col("x") > 0.0)
+    if not hasattr(query, "collect_batches"):
+        pytest.skip("of a version without batches")
+    expected = eq.data.table(frame[frame.x > 0.0], "y ~ x + g")
+    assert_same(eq.data.scan(query, "y ~ x + g").whole(), expected)
+    assert eq.bind(eq.glm("gaussian"), query, formula="y ~ x + g").n == expected.n

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["batch_rows", "read_batches"]
 
 _MAGIC = b"ARROW1"
+# What files of the same endings begin with that are something else.
+_OTHERS = {
+    b"FEA1": "Feather of version 1; write it anew as version 2",
+    b"\xff\xff\xff\xff": "an Arrow stream, not an Arrow file; write it anew with pyarrow.ipc.new_file",
+}
 _CODECS = ("lz4", "zstd")
 # Times the rows of a piece that are read at once.
 _AT_ONCE = 2
@@ -85,7 +90,7 @@ def _footer(stream: Any) -> _Flat:
     size = stream.size()
     length, magic = struct.unpack("<i6s", stream.read_at(10, max(0, size - 10))) if size > 10 else (0, b"")
     if magic != _MAGIC or not 0 < length < size:
-        raise pa.ArrowInvalid("Not an Arrow file")
+        raise pa.ArrowInvalid(_OTHERS.get(stream.read_at(min(4, size), 0), "Not an Arrow file"))
     return _Flat.root(stream.read_at(length, size - 10 - length))
 
 

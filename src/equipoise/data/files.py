@@ -81,6 +81,8 @@ def opened(source: object) -> Found:
         return _of_dataset(source)
     if hasattr(source, "__arrow_c_stream__"):
         return _of_stream(source)
+    if _is_lazy(source):
+        return Found((FramesPart(source.collect_batches),), ())  # type: ignore[attr-defined]
     if callable(source):
         return Found((FramesPart(source),), ())
     raise InvalidInput(
@@ -92,7 +94,12 @@ def opened(source: object) -> Found:
 def is_streamed(source: object) -> bool:
     """Whether tables are made only as they are asked for: by a function, or by Arrow streams of what is no table itself."""
     tabular = hasattr(source, "to_pandas") or hasattr(source, "iloc")
-    return not tabular and (callable(source) or hasattr(source, "__arrow_c_stream__"))
+    return not tabular and (callable(source) or hasattr(source, "__arrow_c_stream__") or _is_lazy(source))
+
+
+def _is_lazy(source: object) -> bool:
+    """Whether it is a query that makes tables one after the other, as Polars' LazyFrames do."""
+    return callable(getattr(source, "collect_batches", None))
 
 
 def paths_of(source: object) -> list[str]:
@@ -239,8 +246,8 @@ def _of_arrow(location: Location, constants: tuple[Constant, ...]) -> Found:
     from pyarrow import ipc
 
     with location.reading(), location.system.open_input_file(location.path) as stream:
-        schema = _with(ipc.open_file(stream).schema, constants)
         counts = batch_rows(stream)
+        schema = _with(ipc.open_file(stream).schema, constants)
     parts: list[Part] = []
     batches: list[int] = []
     first, rows = 0, 0

@@ -75,7 +75,7 @@ def scan(
         - Parquet (`.parquet`, `.pq`), Arrow (`.arrow`, `.feather`, `.ipc`) or text files (`.csv`, `.tsv`, `.txt`): a path,
           a glob, a folder, or a list of these. Folders and globs are read in the order of their sorted paths. Steps of a
           path like `year=2024` are columns: whole numbers where all of them are, otherwise text;
-        - a pyarrow Dataset or Table, or anything else that gives Arrow streams, a fresh one each time;
+        - a pyarrow Dataset or Table, a Polars LazyFrame, or anything else that gives Arrow streams, a fresh one each time;
         - a function that returns a fresh iterator of DataFrames;
         - a Dask DataFrame, whose partitions are made on the workers of the client that is active.
     formula
