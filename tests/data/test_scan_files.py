@@ -139,6 +139,34 @@ def test_a_term_that_is_infinite_somewhere_names_file_and_row(frame, folder) -> 
         eq.data.scan(folder, "y ~ b").whole()
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, 1e300])
+@pytest.mark.parametrize("ending", ["parquet", "feather", "csv"])
+def test_a_number_that_is_infinite_or_absurd_names_file_and_row(value, ending, tmp_path, monkeypatch) -> None:
+    """Also where it is among the rows at the ends of columns, which the search starts from."""
+    monkeypatch.setattr("equipoise.data.scanned.ENOUGH", 16)
+    monkeypatch.setattr("equipoise.data.scanning.ENOUGH", 16)
+    monkeypatch.setattr("equipoise.data.scanning.KEPT", 16)
+    rng = np.random.default_rng(0)
+    for k in range(9):
+        frame = pd.DataFrame({"y": rng.poisson(1.0, 400), "a": rng.normal(size=400)})
+        if k == 7:
+            frame.loc[123, "a"] = value
+        write = {"parquet": frame.to_parquet, "feather": frame.to_feather, "csv": frame.to_csv}[ending]
+        write(tmp_path / f"{k}.{ending}", **({"index": False} if ending == "csv" else {}))
+    with pytest.raises(InvalidInput, match=rf"^a: must be .* 123, in .*7\.{ending}"):
+        eq.fit(eq.glm("poisson"), eq.data.scan(tmp_path, "y ~ a"))
+
+
+def test_a_link_to_a_folder_around_itself_shows_no_file_twice(frame, folder) -> None:
+    (folder / "again").symlink_to(folder, target_is_directory=True)
+    (folder / "loop.parquet").symlink_to("loop.parquet")
+    for where in (folder, folder / "*.parquet", folder / "**" / "*.parquet"):
+        assert eq.data.scan(str(where), "y ~ a").n == len(frame)
+    other = folder.parent / "linked"
+    other.symlink_to(folder, target_is_directory=True)
+    assert eq.data.scan(str(other / "*.parquet"), "y ~ a").n == len(frame)
+
+
 def test_hive_partitions(frame, tmp_path) -> None:
     pq.write_to_dataset(pa.Table.from_pandas(frame, preserve_index=False), tmp_path / "set", partition_cols=["k", "g"])
     source = eq.data.scan(tmp_path / "set", "y ~ a + C(k) + g")
@@ -162,6 +190,45 @@ def test_dictionaries_with_a_missing_level_or_one_twice() -> None:
     np.testing.assert_array_equal(source.whole().x[:, 1], kept["g"] == "a")
     with pytest.raises(InvalidInput, match=r"missing in columns \['g'\], rows"):
         eq.data.scan(stored, "y ~ g")
+
+
+def test_many_levels_of_clusters_are_not_kept_with_every_few_rows(tmp_path, monkeypatch) -> None:
+    """Each block has all of them: kept with the sample of each, they would take more than all rows."""
+    monkeypatch.setattr("equipoise.data.scanning.CHUNK", 4 * 500)
+    levels = pa.array([f"firm {k}" for k in range(5000)])
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 5000, 20_000)
+    firm = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), levels)
+    table = pa.table({"y": rng.normal(size=20_000), "x": rng.normal(size=20_000), "firm": firm})
+    pq.write_table(table, tmp_path / "1.parquet", row_group_size=5000)
+    kept = []
+    original = eq.data.kept.Lot.fewer
+
+    def fewer(lot, most):
+        kept.append(max(len(piece["firm"].cat.categories) for piece in lot.frames[:-1] or lot.frames))
+        return original(lot, most)
+
+    monkeypatch.setattr("equipoise.data.kept.Lot.fewer", fewer)
+    monkeypatch.setattr("equipoise.data.scanning.KEPT", 2048)
+    source = eq.data.scan(tmp_path, "y ~ x", clusters="firm")
+    assert max(len(piece["firm"].cat.categories) for piece in source.far.frames) < 2500
+    assert kept[0] < 2500
+    model, params = eq.glm("gaussian"), np.zeros(2)
+    expected = eq.robust(model, eq.data.table(table.to_pandas(), "y ~ x", clusters="firm"), params, kind="CRV1")
+    np.testing.assert_allclose(eq.robust(model, source, params, kind="CRV1"), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("runs", [[100, 250, 400], [1, 2, 400]])
+def test_columns_stored_by_runs(runs) -> None:
+    values = pa.array([1.0, 4.0, 2.0])
+    table = pa.table(
+        {"y": np.arange(400.0) % 7, "x": pa.RunEndEncodedArray.from_arrays(pa.array(runs, pa.int32()), values)}
+    )
+    expected = pd.DataFrame({"y": np.arange(400.0) % 7, "x": np.repeat([1.0, 4.0, 2.0], np.diff([0, *runs]))})
+    assert_same(eq.data.scan(table, "y ~ x").whole(), eq.data.table(expected, "y ~ x"))
+    union = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1.0, 2.0]), pa.array(["a", "b"])])
+    with pytest.raises(InvalidInput, match="the table"):
+        eq.data.scan(pa.table({"y": [1.0, 2.0], "x": union}), "y ~ x")
 
 
 def test_long_whole_numbers_are_the_same_clusters_beside_missing_ones(tmp_path) -> None:
@@ -298,3 +365,25 @@ def test_streams_and_functions_are_tables_of_every_verb(tmp_path) -> None:
     for given in (Stream(), lambda: (frame[:100], frame[100:])):
         np.testing.assert_array_equal(eq.fit(eq.glm("poisson"), given, formula="y ~ x").theta, cal.fit.theta)
         pd.testing.assert_frame_equal(cal.predict(given), cal.predict(frame))
+
+
+def test_a_response_out_of_range_in_one_of_few_small_files_is_named_by_its_file(tmp_path) -> None:
+    """Small files are read whole, and their rows are numbered anew."""
+    for k in range(3):
+        frame = pd.DataFrame({"y": [1.0, 2.0, 0.0, 3.0], "x": [0.0, 1.0, 2.0, 5.0]})
+        frame.loc[3, "y"] -= 5.0 * (k == 1)
+        frame.to_parquet(tmp_path / f"{k}.parquet")
+    with pytest.raises(InvalidInput, match=r"y: must be .*; got -2 at row 3, in .*1\.parquet"):
+        eq.bind(eq.glm("poisson"), str(tmp_path / "*.parquet"), formula="y ~ x")
+
+
+def test_queries_that_make_tables_as_they_are_asked_for() -> None:
+    polars = pytest.importorskip("polars")
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"y": rng.normal(size=500), "x": rng.normal(size=500), "g": rng.choice(list("abc"), 500)})
+    query = polars.from_pandas(frame).lazy().filter(polars.col("x") > 0.0)
+    if not hasattr(query, "collect_batches"):
+        pytest.skip("of a version without batches")
+    expected = eq.data.table(frame[frame.x > 0.0], "y ~ x + g")
+    assert_same(eq.data.scan(query, "y ~ x + g").whole(), expected)
+    assert eq.bind(eq.glm("gaussian"), query, formula="y ~ x + g").n == expected.n

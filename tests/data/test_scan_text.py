@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 
 import numpy as np
@@ -112,12 +113,45 @@ def test_fractions_that_come_late_in_every_text_file_take_few_readings(right, mo
             file.writelines(f"{x!r},{z:g},{y:.0f}\n" for x, z, y in frame.to_numpy().tolist())
     opened, reader = Counter(), CSVPart.reader
 
-    def counted(self, columns, types, threads=True):
+    def counted(self, columns, types, *others, **named):
         opened[self.label] += columns is not None
-        return reader(self, columns, types, threads)
+        return reader(self, columns, types, *others, **named)
 
     monkeypatch.setattr(CSVPart, "reader", counted)
     source = eq.data.scan(tmp_path, f"y ~ {right}")
     assert max(opened.values()) <= most
     expected = eq.data.table(pd.concat([frame] * 6), f"y ~ {right}")
     np.testing.assert_allclose(source.whole().x, expected.x, rtol=1e-12)
+
+
+@pytest.mark.parametrize("formula", ["y ~ x", "y ~ x + s"])
+@pytest.mark.parametrize(("rows", "row", "ending"), [(300, 150, ".csv"), (300, 299, ".csv"), (300, 150, ".csv.gz")])
+def test_a_quote_that_is_not_closed_loses_no_rows(rows, row, ending, formula, tmp_path, monkeypatch) -> None:
+    """All rows behind it would be one value, perhaps of a column that is not read."""
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 200 if ending == ".csv" else 1 << 20)
+    lines = [f"{k % 5},{k % 7 / 8},ab" for k in range(rows)]
+    text = "y,x,s\n" + "\n".join(lines) + "\n"
+    path = tmp_path / f"1{ending}"
+    opened = gzip.open if ending.endswith("gz") else open
+    with opened(path, "wt") as file:
+        file.write(text)
+    assert eq.data.scan(path, "y ~ x").n == rows
+    lines[row] = lines[row].replace("ab", '"ab')
+    with opened(path, "wt") as file:
+        file.write("y,x,s\n" + "\n".join(lines) + "\n")
+    with pytest.raises(InvalidInput, match=rf"1\.csv.*quote in line {row + 2} is not closed"):
+        eq.data.scan(path, formula)
+
+
+def test_a_quote_inside_of_a_value_is_a_letter(tmp_path) -> None:
+    (tmp_path / "1.csv").write_text('y,x,s\n1,2,5" pipe\n0,1,a\n2,3,"b ""c"" d"\n0,2,c\n')
+    source = eq.data.scan(tmp_path / "1.csv", "y ~ x")
+    assert_same(source.whole(), eq.data.table(tmp_path / "1.csv", "y ~ x"))
+
+
+def test_files_that_disagree_where_one_is_no_text(tmp_path) -> None:
+    """What the first rows of a file say of it need not hold where the other's first word is looked for."""
+    (tmp_path / "1.csv").write_text("y,x\n" + "1,2.5\n" * 20)
+    (tmp_path / "2.csv").write_bytes(b"y,x\n" + b"1,2.5\n" * 20 + b"1,\xff\xfe\n")
+    with pytest.raises(InvalidInput, match=r"2\.csv.*invalid UTF8"):
+        eq.data.scan(tmp_path, "y ~ x")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from equipoise.checks import nearest
-from equipoise.data.parts import CSVPart, Part, numbered
+from equipoise.data.parts import CSVPart, Mistyped, Part, numbered
 from equipoise.data.spelling import first_word
 from equipoise.data.wording import listed, located
 from equipoise.errors import InvalidInput
@@ -48,7 +48,10 @@ class Found:
         """Where a text file that is one of the two has the first value that is no number."""
         texts = (part for part in self.parts if part.label in labels and isinstance(part, CSVPart))
         frames = (frame for part in texts for frame in numbered(part, [name], _ROWS))
-        word = next((word for frame in frames if (word := first_word(frame[name])) is not None), None)
+        try:
+            word = next((word for frame in frames if (word := first_word(frame[name])) is not None), None)
+        except Mistyped:  # further on there is something else than its first rows suggest, too
+            return ""
         return f" ({word})" if word else ""
 
 

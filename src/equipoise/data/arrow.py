@@ -18,16 +18,26 @@ def as_pandas(table: pa.Table) -> pd.DataFrame:
     import pyarrow as pa
 
     table = table.replace_schema_metadata()  # which says nothing of the values, and may be damaged
-    for k, field in enumerate(table.schema):
-        if pa.types.is_decimal(field.type):
-            table = table.set_column(k, field.name, table.column(k).cast(pa.float64()))
-        elif pa.types.is_dictionary(field.type):
-            table = table.set_column(k, field.name, _with_proper_levels(table.column(k)))
+    for k, name in enumerate(table.schema.names):
+        if pa.types.is_run_end_encoded(table.field(k).type):
+            table = table.set_column(k, name, _run_by_run(table.column(k)))
+        if pa.types.is_decimal(table.field(k).type):
+            table = table.set_column(k, name, table.column(k).cast(pa.float64()))
+        elif pa.types.is_dictionary(table.field(k).type):
+            table = table.set_column(k, name, _with_proper_levels(table.column(k)))
     frame = table.to_pandas(split_blocks=True, date_as_object=False, ignore_metadata=True)
     for name in _too_long_for_floats(table):
         column = table.column(name)
         frame[name] = pd.array(column.to_pylist(), dtype="UInt64" if "u" in str(column.type) else "Int64")
     return frame
+
+
+def _run_by_run(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column stored by runs of equal values, value by value."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    return pa.chunked_array([compute.run_end_decode(chunk) for chunk in column.chunks], column.type.value_type)
 
 
 def _with_proper_levels(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -182,7 +182,8 @@ def _lost(error: BaseException) -> ClusterLost:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:120]
+    """What happened, without the name of the task that it happened to."""
+    return str(error).partition("\n")[0].rpartition("cancelled for reason: ")[2][:120]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from glob import glob, has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from urllib.parse import unquote
 
 from equipoise.checks import shown
 from equipoise.data.agreement import Found
+from equipoise.data.batches import batch_rows
 from equipoise.data.parts import (
     ArrowPart,
     CSVPart,
@@ -79,6 +81,8 @@ def opened(source: object) -> Found:
         return _of_dataset(source)
     if hasattr(source, "__arrow_c_stream__"):
         return _of_stream(source)
+    if _is_lazy(source):
+        return Found((FramesPart(source.collect_batches),), ())  # type: ignore[attr-defined]
     if callable(source):
         return Found((FramesPart(source),), ())
     raise InvalidInput(
@@ -90,7 +94,12 @@ def opened(source: object) -> Found:
 def is_streamed(source: object) -> bool:
     """Whether tables are made only as they are asked for: by a function, or by Arrow streams of what is no table itself."""
     tabular = hasattr(source, "to_pandas") or hasattr(source, "iloc")
-    return not tabular and (callable(source) or hasattr(source, "__arrow_c_stream__"))
+    return not tabular and (callable(source) or hasattr(source, "__arrow_c_stream__") or _is_lazy(source))
+
+
+def _is_lazy(source: object) -> bool:
+    """Whether it is a query that makes tables one after the other, as Polars' LazyFrames do."""
+    return callable(getattr(source, "collect_batches", None))
 
 
 def paths_of(source: object) -> list[str]:
@@ -112,11 +121,26 @@ def paths_of(source: object) -> list[str]:
     elif os.path.isfile(path):
         return [path]
     else:
-        found = sorted(file for file in glob(path, recursive=True) if os.path.isfile(file)) if has_magic(path) else []
+        found = sorted(_unlooped(glob(path, recursive=True))) if has_magic(path) else []
         remedy = "check the path"
     if not found:
         raise InvalidInput("source", "files that exist", f"{shown(str(source))}, where there are none", remedy)
     return found
+
+
+def _unlooped(paths: Iterable[str]) -> Iterator[str]:
+    """The files among paths, but for those that a link to a folder around itself shows once more."""
+
+    @cache
+    def looped(folder: str) -> bool:
+        around = os.path.dirname(folder)
+        if os.path.islink(folder):
+            inside, target = os.path.realpath(around or os.curdir), os.path.realpath(folder)
+            if os.path.commonpath([inside, target]) == target:
+                return True
+        return around != folder and bool(around) and looped(around)
+
+    return (path for path in paths if os.path.isfile(path) and not looped(os.path.dirname(path)))
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
@@ -222,10 +246,8 @@ def _of_arrow(location: Location, constants: tuple[Constant, ...]) -> Found:
     from pyarrow import ipc
 
     with location.reading(), location.system.open_input_file(location.path) as stream:
-        # of one column, which is enough to count the rows
-        file = ipc.open_file(stream, options=ipc.IpcReadOptions(included_fields=[0]))
+        counts = batch_rows(stream)
         schema = _with(ipc.open_file(stream).schema, constants)
-        counts = [file.get_batch(k).num_rows for k in range(file.num_record_batches)] if schema.names else []
     parts: list[Part] = []
     batches: list[int] = []
     first, rows = 0, 0

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "as_frame",
+    "compact",
     "incomplete",
     "picked",
     "require_complete",
@@ -26,6 +27,9 @@ __all__ = [
     "unsound_term",
     "without_lagged",
 ]
+
+# Categories that a few rows may have of the table they are from.
+_FEW_LEVELS = 1000
 
 
 def as_frame(data: object) -> pd.DataFrame:
@@ -105,6 +109,17 @@ def stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
         else:
             joined[name] = pd.concat(parts, ignore_index=True)
     return pd.DataFrame(joined, columns=frames[0].columns)
+
+
+def compact(frame: pd.DataFrame) -> pd.DataFrame:
+    """Some rows of a large table, without the categories of the others where these are many: they would take more room."""
+    import pandas as pd
+
+    for name in frame.columns:
+        kind = frame[name].dtype
+        if isinstance(kind, pd.CategoricalDtype) and len(kind.categories) > max(_FEW_LEVELS, len(frame)):
+            frame = frame.assign(**{str(name): frame[name].cat.remove_unused_categories()})
+    return frame
 
 
 def incomplete(frame: pd.DataFrame) -> Mask:

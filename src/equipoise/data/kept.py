@@ -13,7 +13,7 @@ import numpy as np
 
 from equipoise.arrays import Array, Index, Mask
 from equipoise.data.columns import Level, simplified
-from equipoise.data.frames import stacked
+from equipoise.data.frames import compact, stacked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -115,7 +115,8 @@ class Far:
         columns = [_numbers(frame, name, places) for name in self.names] if self.most else []
         limits = self.limits or tuple(_NONE if v is None else _ends(v, self.most) for v in columns)
         index = np.union1d(_outside(limits, columns), self._of_rare_levels(frame, places))
-        return replace(self, limits=limits, frames=(frame.iloc[index if places is None else places[index]],))
+        chosen = compact(frame.iloc[index if places is None else places[index]])
+        return replace(self, limits=limits, frames=(chosen,))
 
     def _of_rare_levels(self, frame: pd.DataFrame, places: Index | None) -> Index:
         """Places of rows with a rare level."""

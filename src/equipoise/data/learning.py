@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from equipoise.arrays import Array, Index
 from equipoise.data.asked import Asked
 from equipoise.data.columns import Level, first_of_each, require_few, simplified
-from equipoise.data.frames import stacked, unsound_term
+from equipoise.data.frames import compact, stacked, unsound_term
 from equipoise.data.kept import Far, Lot
 from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import CSVPart, Part, numbered
@@ -306,9 +306,9 @@ def _drawn(
     if times is None:
         priority = rng.random(len(frame) if places is None else places.size)
         below = np.flatnonzero(priority < limit)
-        return Lot((priority[below],), (frame.iloc[below if places is None else places[below]],))
+        return Lot((priority[below],), (compact(frame.iloc[below if places is None else places[below]]),))
     below = np.repeat(np.arange(len(frame)) if places is None else places, rng.binomial(times, limit))
-    return Lot((limit * rng.random(below.size),), (frame.iloc[below],))
+    return Lot((limit * rng.random(below.size),), (compact(frame.iloc[below]),))
 
 
 def _recorder(name: str, times: Array) -> Callable[..., Any]:

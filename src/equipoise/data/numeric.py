@@ -117,7 +117,9 @@ def require_finite(name: str, array: Array, labels: Index | None = None) -> None
     if largest <= LARGEST:
         return
     if np.isfinite(largest):
-        raise InvalidInput(name, f"at most {LARGEST:g} in size", f"{largest:g}", "rescale it: choose another unit")
+        row = int(np.argmax(np.abs(array.reshape(len(array), -1)).max(axis=1)))
+        where = f"{largest:g} at row {row if labels is None else labels[row]}"
+        raise InvalidInput(name, f"at most {LARGEST:g} in size", where, "rescale it: choose another unit")
     bad = ~np.isfinite(array)
     if bad.any():
         index = np.argwhere(bad)

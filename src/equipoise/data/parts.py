@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from equipoise.checks import users_code
 from equipoise.data.arrow import as_pandas, regular, with_constants
+from equipoise.data.batches import read_batches
+from equipoise.data.texts import MISSING, Quotes, unclosed
 from equipoise.data.wording import brief, located
 from equipoise.errors import InvalidInput
 
@@ -40,11 +42,6 @@ __all__ = [
 _BUFFER = 1 << 20
 # Bytes of text that are parsed at a time.
 _TEXT = 1 << 22
-# What pandas takes for missing in a CSV file, beside what Arrow does.
-_MISSING = (
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL",
-    "NaN", "None", "n/a", "nan", "null",
-)  # fmt: skip
 
 
 @runtime_checkable
@@ -212,15 +209,11 @@ class ArrowPart:
         return self.location.path
 
     def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-        """Tables of the columns, a record batch at a time."""
+        """Tables of the columns, a record batch or some rows of one at a time."""
         import pyarrow as pa
-        from pyarrow import ipc
 
         with self.location.reading(), self.location.system.open_input_file(self.location.path) as stream:
-            names = ipc.open_file(stream).schema.names
-            fields = [names.index(name) for name in columns if name in names] or [0]
-            file = ipc.open_file(stream, options=ipc.IpcReadOptions(included_fields=fields))
-            batches = map(file.get_batch, self.batches)
+            batches = read_batches(stream, self.batches, columns, rows)
             tables = (pa.Table.from_batches([_sound(batch) if self.verify else batch]) for batch in batches)
             for table in regular(tables, rows):
                 yield as_pandas(with_constants(table, self.constants, columns))
@@ -238,7 +231,7 @@ class Mistyped(Exception):
 
 @dataclass(frozen=True)
 class CSVPart:
-    """A text file of columns; `types` are those that were found in it."""
+    """A text file of columns; `types` are those that were found in it; `verify` looks whether all quotes are closed."""
 
     location: Location
     separator: str
@@ -247,13 +240,20 @@ class CSVPart:
     first: int = 0
     count: None = None
     identity: None = None
+    verify: bool = True
 
     @property
     def label(self) -> str:
         """The path."""
         return self.location.path
 
-    def reader(self, columns: Sequence[str] | None, types: dict[str, pa.DataType], threads: bool = True) -> Any:
+    def stream(self) -> Any:
+        """Its bytes, no longer compressed."""
+        return self.location.system.open_input_stream(self.location.path)
+
+    def reader(
+        self, columns: Sequence[str] | None, types: dict[str, pa.DataType], threads: bool = True, stream: Any = None
+    ) -> Any:
         """A reader of the columns (all, if None), as these types; others are guessed from the first rows.
 
         Its errors name rows only without threads.
@@ -262,11 +262,11 @@ class CSVPart:
 
         chosen = None if columns is None else [name for name in columns if name in dict(self.types)]
         return csv.open_csv(
-            self.location.system.open_input_stream(self.location.path),
+            stream or self.stream(),
             read_options=csv.ReadOptions(block_size=_TEXT, use_threads=threads),
             parse_options=csv.ParseOptions(delimiter=self.separator, newlines_in_values=True),
             convert_options=csv.ConvertOptions(
-                column_types=types, include_columns=chosen, null_values=list(_MISSING), strings_can_be_null=True
+                column_types=types, include_columns=chosen, null_values=list(MISSING), strings_can_be_null=True
             ),
         )
 
@@ -275,15 +275,29 @@ class CSVPart:
         import pyarrow as pa
 
         with self.location.reading():
+            quotes = Quotes(self.stream()) if self.verify else None
             try:
-                with self.reader(columns, dict(self.types)) as reader:
+                stream = None if quotes is None else pa.PythonFile(quotes, "r")
+                with self.reader(columns, dict(self.types), stream=stream) as reader:
                     for table in regular((pa.Table.from_batches([batch]) for batch in reader), rows):
                         yield as_pandas(with_constants(table, self.constants, columns))
             except pa.ArrowInvalid as error:
-                if "conversion error" in str(error):
+                # any text is a string, but for what is no text
+                if "conversion error" in str(error) and "conversion error to string" not in str(error):
                     raise Mistyped(self.label) from error
+                if "straddling" in str(error):
+                    self._require_closed()
                 self.read_by_one(columns)
                 raise
+            if quotes is not None and quotes.count % 2:
+                self._require_closed()
+
+    def _require_closed(self) -> None:
+        """Raise where a quoted value has no end."""
+        with self.stream() as stream:
+            line = unclosed(stream, self.separator)
+        if line is not None:
+            raise unreadable(self.label, ValueError(f"the quote in line {line} is not closed"))
 
     def read_by_one(self, columns: Sequence[str]) -> None:
         """Read it once more, for an error that names the row."""
@@ -309,8 +323,9 @@ class TablePart:
     def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
         """Slices of the columns."""
         table = self.table.select(list(columns))
-        for start in range(0, table.num_rows, rows):
-            yield as_pandas(table.slice(start, rows))
+        with _named(self.label):
+            for start in range(0, table.num_rows, rows):
+                yield as_pandas(table.slice(start, rows))
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from equipoise.data.design import Design
 
 __all__ = ["ENOUGH", "Scan", "as_rows"]
@@ -221,12 +223,7 @@ class Scan(Card, Generic[Block]):
         """
         if seed is None and 0 < min(count, ENOUGH) <= self.lot.size:
             frame = self.lot.fewer(count).frame.reset_index(drop=True)
-            try:
-                return singly(joined([self.encoder(frame, "the sample").take(slice(None))]))
-            except InvalidInput:
-                for _ in self.blocks():  # reading says in which file and row
-                    pass
-                raise
+            return singly(joined([self._encoded(frame)]))
         return self._observed(chosen_rows(self.n, count, seed or 0))
 
     def standing(self, count: int) -> tuple[Block, Block]:
@@ -236,12 +233,18 @@ class Scan(Card, Generic[Block]):
         """
         frame = self.lot.fewer(count).frame.reset_index(drop=True)
         far, inside = self.far.apart(frame)
-        kept = [
-            self.encoder(some.reset_index(drop=True), "the sample").take(slice(None)) for some in (far, frame[inside])
-        ]
-        ends, others = cast(list[Any], kept)
+        ends, others = (cast(Any, self._encoded(some.reset_index(drop=True))) for some in (far, frame[inside]))
         rest = (self.n - float(ends.counts.sum())) / max(1, others.height)
         return replace(ends, frequency=ends.counts), replace(others, frequency=np.full(others.height, rest))
+
+    def _encoded(self, frame: pd.DataFrame) -> Block:
+        """Rows that the first pass kept; where one of them is unsound, reading all says in which file and row it is."""
+        try:
+            return self.encoder(frame, "the sample").take(slice(None))
+        except InvalidInput:
+            for _ in self.blocks():
+                pass
+            raise
 
     def pool(self, count: int, seed: int, weight: Callable[[Block], Array] | None = None) -> Block:
         """`count` observations drawn with replacement, in the order in which they are drawn, in memory.

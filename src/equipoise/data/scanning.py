@@ -27,7 +27,7 @@ from equipoise.data.files import as_floats, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.kept import Far
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
-from equipoise.data.parts import ArrowPart, Mistyped, ParquetPart
+from equipoise.data.parts import ArrowPart, CSVPart, Mistyped, ParquetPart
 from equipoise.data.passage import CHUNK, workers_for
 from equipoise.data.reading import Placed
 from equipoise.data.scanned import ENOUGH, Scan
@@ -76,7 +76,7 @@ def scan(
         - Parquet (`.parquet`, `.pq`), Arrow (`.arrow`, `.feather`, `.ipc`) or text files (`.csv`, `.tsv`, `.txt`): a path,
           a glob, a folder, or a list of these. Folders and globs are read in the order of their sorted paths. Steps of a
           path like `year=2024` are columns: whole numbers where all of them are, otherwise text;
-        - a pyarrow Dataset or Table, or anything else that gives Arrow streams, a fresh one each time;
+        - a pyarrow Dataset or Table, a Polars LazyFrame, or anything else that gives Arrow streams, a fresh one each time;
         - a function that returns a fresh iterator of DataFrames;
         - a Dask DataFrame, whose partitions are made on the workers of the client that is active.
     formula
@@ -324,7 +324,7 @@ def _require_rows(lessons: Lessons, asked: Asked) -> None:
 
 def _placed(found: Found, lessons: Lessons) -> tuple[Placed, ...]:
     """The parts with rows that take part, each with its place; what was just read is sound."""
-    stored = (ParquetPart, ArrowPart)
+    stored = (ParquetPart, ArrowPart, CSVPart)
     parts = [replace(part, verify=False) if isinstance(part, stored) else part for part in found.parts]
     rows, observations = ([0, *accumulate(counts)] for counts in (lessons.kept, lessons.observations))
     every = zip(parts, lessons.rows, lessons.kept, lessons.observations, rows, observations, strict=False)

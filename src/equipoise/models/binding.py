@@ -100,23 +100,27 @@ def bind(
     if formula is not None:
         beside = {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials}
         marks = {"clusters": clusters, "time": time}
-        return model.bind(_tabled(data, formula, {**beside, **marks, "missing": missing, "context": context}, executor))
+        return _bound(model, data, formula, {**beside, **marks, "missing": missing, "context": context}, executor)
     own = model.title.name == CUSTOM
     problem = model.bind(_source(data, own, weights, frequency, offset, trials))
     return problem if clusters is None and time is None else problem.marked(clusters, time)
 
 
-def _tabled(data: object, formula: str, options: Mapping[str, Any], executor: object) -> object:
-    """A table by a formula: rows in memory if it is small, a scan if it is not."""
+def _bound(model: Model, data: object, formula: str, options: Mapping[str, Any], executor: object) -> Problem:
+    """A model and a table by a formula: rows in memory if it is small, a scan if it is not."""
     if isinstance(data, Scan):
         raise InvalidInput("formula", "left out for a scan, which has its own", shown(formula), "leave it out")
     if executor is None and not _is_large(data):
-        return table(data, formula, **options)
+        return model.bind(table(data, formula, **options))
     source = scan(data, formula, **options, executor=executor)
-    if executor is not None:
-        return source
     # the rows that a formula makes of large files may be small
-    return source.marked().whole() if source.size <= source.memory // 4 else source
+    if executor is not None or source.size > source.memory // 4:
+        return model.bind(source)
+    try:
+        return model.bind(source.marked().whole())
+    except InvalidInput:
+        model.bind(source)  # names rows by their file
+        raise
 
 
 def _is_large(data: object) -> bool:
