@@ -213,3 +213,15 @@ def test_commands_of_the_documentation(page, run, frame, tmp_path, monkeypatch) 
         found = run(*command)
         assert found.code == 0, f"equipoise {shlex.join(command)}: {found.err}"
         assert len(found.out.splitlines()) > 5
+
+
+def test_what_files_may_take_is_told(run, tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    for k in range(2):
+        wide = pd.DataFrame({"a": rng.normal(size=40_000), "b": rng.normal(size=40_000), "y": rng.poisson(1.0, 40_000)})
+        wide.to_parquet(tmp_path / f"wide-{k}.parquet")
+    plan = "plan", str(tmp_path / "wide-*.parquet"), "y ~ a + b", "--family", "poisson", "--ess", "100"
+    assert "at most 0.004 GB of memory" in run(*plan, "--memory", "4MB").out
+    # what fits is read whole
+    assert "GB of memory" not in run(*plan).out
+    assert "memory: must be a size" in run(*plan, "--memory", "little").err

@@ -52,6 +52,7 @@ class Reading:
     clusters: object = None
     time: object = None
     trials: object = None
+    memory: str | int = "1GB"
     executor: object = None
 
 
@@ -210,6 +211,7 @@ class PlanOptions(TypedDict, total=False):
     clusters: object
     time: object
     trials: object
+    memory: str | int
     executor: object
     lags: int | None
     small_sample: bool | str

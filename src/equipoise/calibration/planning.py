@@ -235,8 +235,8 @@ def plan(
         Effective draws (how many independent ones the draws are worth) of all chains together, and the number of chains.
     seed
         Chooses the tuning rows.
-    formula, weights, frequency, offset, trials, missing, context, executor
-        How to read a table: see `eq.data.table`; and where files are read: see `eq.data.scan`.
+    formula, weights, frequency, offset, trials, missing, context, memory, executor
+        How to read a table: see `eq.data.table`; what reading files may take, and where: see `eq.data.scan`.
     sampler
         `"auto"` takes the chain that is predicted to be fastest for the asked draws, and shows all: `"control-variate"`
         (batches drawn uniformly or by leverage, noise completed to the target: theory §13), or `"sgmcmc"` (the chain

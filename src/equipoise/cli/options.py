@@ -119,6 +119,7 @@ READING = (
     ),
     Option("time", str | None, None, _DATA, "Column that orders the rows: for HAC.", _COL),
     Option("missing", str, "raise", _DATA, "Stop at missing values, or leave those rows out.", "raise|drop"),
+    Option("memory", str, "1GB", _DATA, "What reading files may take; larger ones are read at every pass.", "SIZE"),
 )
 DASK = (
     Option("dask", str | None, None, _DATA, "Read the files on a Dask cluster: its scheduler's address, or local for "

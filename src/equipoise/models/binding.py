@@ -44,6 +44,7 @@ def bind(
     clusters: object = None,
     time: object = None,
     trials: object = None,
+    memory: str | int = "1GB",
     executor: object = None,
 ) -> Problem:
     """Bind a model to its data, once for all verbs.
@@ -64,8 +65,8 @@ def bind(
     clusters, time
         To which clusters rows belong and when they were observed, for targets that ask: column names of a table, names
         a source keeps, or arrays.
-    executor
-        Where files are read: see `eq.data.scan`.
+    memory, executor
+        What reading files may take, and where they are read: see `eq.data.scan`.
 
     Returns
     -------
@@ -100,19 +101,22 @@ def bind(
     if formula is not None:
         beside = {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials}
         marks = {"clusters": clusters, "time": time}
-        return _bound(model, data, formula, {**beside, **marks, "missing": missing, "context": context}, executor)
+        how = {**beside, **marks, "missing": missing, "context": context}
+        return _bound(model, data, formula, how, memory, executor)
     own = model.title.name == CUSTOM
     problem = model.bind(_source(data, own, weights, frequency, offset, trials))
     return problem if clusters is None and time is None else problem.marked(clusters, time)
 
 
-def _bound(model: Model, data: object, formula: str, options: Mapping[str, Any], executor: object) -> Problem:
+def _bound(
+    model: Model, data: object, formula: str, options: Mapping[str, Any], memory: str | int, executor: object
+) -> Problem:
     """A model and a table by a formula: rows in memory if it is small, a scan if it is not."""
     if isinstance(data, Scan):
         raise InvalidInput("formula", "left out for a scan, which has its own", shown(formula), "leave it out")
     if executor is None and not _is_large(data):
         return model.bind(table(data, formula, **options))
-    source = scan(data, formula, **options, executor=executor)
+    source = scan(data, formula, **options, memory=memory, executor=executor)
     # the rows that a formula makes of large files may be small
     if executor is not None or source.size > source.memory // 4:
         return model.bind(source)
