@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.theory.completion import fidelity_of, largest_fidelity_step
+from equipoise.theory.completion import Completion, fidelity_of, largest_fidelity_step
 
 sys.path.insert(0, str(Path(__file__).parent))
 import brute
@@ -143,6 +143,22 @@ def test_an_infeasible_step_names_the_largest_multiple(small, momentum):
     eq.tune(m, "posterior", dynamics, noise="completed", step=0.999 * multiple * step)
     with pytest.raises(eq.InfeasibleTarget):
         eq.tune(m, "posterior", dynamics, noise="completed", step=1.001 * multiple * step)
+
+
+def test_noise_that_is_lost_in_rounding_names_the_direction(small, monkeypatch):
+    m, dynamics = small.moments, eq.Dynamics(12, gradient="control-variate")
+    exact = Completion.noise
+
+    def rounded(self, step):
+        # as sums of numbers of very different sizes leave it: of a variance, something below zero
+        found = exact(self, step)
+        found[2, 2] -= 3.0 * self.target[2, 2]
+        return found
+
+    monkeypatch.setattr(Completion, "noise", rounded)
+    with pytest.raises(eq.InfeasibleTarget, match=r"of mainly (parameter 2|x2), .*lost in rounding") as error:
+        eq.tune(m, "posterior", dynamics, noise="completed", step=0.5 * np.linalg.inv(m.hessian))
+    assert error.value.directions.shape == (1, m.dim)
 
 
 def test_a_step_of_which_no_multiple_is_feasible_names_the_direction():
