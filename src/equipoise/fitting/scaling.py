@@ -98,14 +98,14 @@ def _followed(
     some = drifting(part.at_constant(float(np.exp(log))), theta)
     tilt, bend = whole.here.gradient - some.here.gradient, whole.here.hessian - some.here.hessian
     drift, unit, shortest = whole.drift - some.drift, np.sqrt(np.diag(whole.here.hessian)), np.inf
-    length = _length(whole, step)
+    length = max(_length(whole, step), 1.0 / np.sqrt(part.n))  # a standard deviation is no other step altogether
     for _ in range(_TURNS):
         there = part.at_constant(float(np.exp(log + move))).derivatives(theta + step, 1).gradient
         straight = newton.step(there + tilt + bend @ step + drift * move)
         moved = _agreed_move(scale, log, step + straight - move * aside, aside)
         change = straight + (moved - move) * aside
         size = float(np.max(np.abs(change) * unit))
-        if first and shortest == np.inf and not _length(whole, change) < length:
+        if first and shortest == np.inf and _length(whole, change) > length:
             raise Astray(part)
         if not size < shortest:
             break
