@@ -128,20 +128,17 @@ def test_what_dask_gives_up_is_started_anew_and_in_the_end_an_error(folder) -> N
             source.reduce(Deadly())
 
 
-def test_a_result_that_arrives_as_waiting_for_it_ends_is_taken() -> None:
+def test_a_result_that_dies_with_the_worker_that_holds_it_is_awaited_again() -> None:
     class Late:
-        """A future that is done between the end of waiting and the next look; and a client that gives it."""
+        """A future that is done and whose result is late; and a client that gives it."""
 
-        asked = 0
+        asked, status = 0, "finished"
 
         def submit(self, *args, **named):
             return self
 
         def nthreads(self):
             return {"one": 1}
-
-        def done(self) -> bool:
-            return self.asked > 0
 
         def result(self, timeout):
             self.asked += 1

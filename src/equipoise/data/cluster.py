@@ -131,7 +131,7 @@ class _Pending:
 
         anew = 0
         while True:
-            done = self._future.done()
+            failed = self._future.status == "error"
             try:
                 return self._future.result(timeout=_LOOK)
             except KilledWorker:
@@ -140,7 +140,8 @@ class _Pending:
                 anew += 1
                 self._future = self._start()
             except TimeoutError:
-                if done:  # it is what the task raised, not what waiting for it did
+                # a task that is done may have to be done again: its result dies with the worker that holds it
+                if failed:  # it is what the task raised, not what waiting for it did
                     raise
                 _require_workers(self._client)
 
