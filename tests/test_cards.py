@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import equipoise as eq
@@ -42,7 +43,8 @@ def objects() -> dict[str, object]:
         "calibration": cal, "plan": cal.plan, "covariance": cal.plan.target, "fit": cal.fit, "moments": cal.plan.moments,
         "tuning": cal.tuning, "law": cal.tuning.predicted, "dynamics": cal.tuning.dynamics, "chains": cal.chains,
         "diagnosis": cal.diagnosis, "check": cal.diagnosis.checks[0], "statistics": cal.fit_statistics,
-        "test": cal.test("a = 0"), "source": source, "design": cal.design, "model": cal.model, "own model": own,
+        "test": cal.test("a = 0"), "source": source,
+        "scan": eq.data.scan(pa.Table.from_pandas(frame), "y ~ a"), "design": cal.design, "model": cal.model, "own model": own,
         "problem": eq.bind(eq.glm("poisson"), source), "own problem": eq.bind(own, {"y": rng.normal(size=30)}),
         "half": cal.half_step, "family": cal.model.family, "marks": source.marks, "small": small,
         "observations": eq.bind(own, {"y": rng.normal(size=30)}).source,
@@ -56,6 +58,7 @@ def test_every_object_is_told_in_a_line(objects) -> None:
         assert 8 < len(text) < 600, (name, len(text))
         assert "array(" not in text, name
         Balanced(thing._repr_html_())
+    assert "n=400, where=" in repr(objects["scan"])
     assert "400 rows" in repr(objects["plan"])
     assert "rows=400" in repr(objects["calibration"])
     assert "and 7 more" in repr(objects["moments"])

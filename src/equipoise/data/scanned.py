@@ -94,6 +94,10 @@ class Scan(Card, Generic[Block]):
     executor: Executor | None = None
     meter: Meter = field(default_factory=Meter, repr=False)
 
+    def _facts(self) -> dict[str, object]:
+        told = {"n": self.n, "where": self.where, "response": self.response, "names": self.names}
+        return {**told, "clusters": self.clusters, "time": self.clock, "memory": f"{self.memory / 1e9:.3g} GB"}
+
     @property
     def n(self) -> int:
         """Number of observations: of rows that take part, each as often as its frequency says."""
