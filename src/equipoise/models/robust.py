@@ -225,10 +225,8 @@ def require_kind(
 ) -> Problem:
     """The problem with what stands beside its rows, if such a covariance can be made of it; no row is read for that.
 
-    Raises
-    ------
-    InvalidInput
-        If options do not go with the kind, clusters are needed and not known, or rows of a time series count several times.
+    Refused if options do not go with the kind, clusters are needed and not known, or rows of a time series count several
+    times.
     """
     one_of("kind", kind, (*KINDS, *TARGETS))
     _require_own(kind, clusters, time, lags, small_sample)
