@@ -9,7 +9,7 @@ import pytest
 
 import equipoise as eq
 from equipoise.families.family import FAMILIES
-from tests.contracts.test_families import minus_log_likelihood
+from tests.contracts.test_families import CONSTANTS, minus_log_likelihood
 
 families = pytest.mark.parametrize("family", list(FAMILIES))
 N, D = 40, 3
@@ -38,7 +38,7 @@ def brute(make_data):
             weights, offset, theta = rng.uniform(0.3, 2.0, N), 0.3 * rng.normal(size=N), np.array([0.3, -0.2, 0.25])
 
             def losses(t):
-                return weights * minus_log_likelihood(family, x @ t + offset, y)
+                return weights * minus_log_likelihood(family, x @ t + offset, y, *CONSTANTS[family])
 
             scores = along(losses, theta, 1e-3)
             hessians = along(lambda t: along(losses, t, 1e-2), theta, 1e-2)
