@@ -144,7 +144,7 @@ def _of_height(name: str, values: ArrayLike, height: int) -> ArrayLike:
     return values
 
 
-def labels_of(values: ArrayLike, name: str = "clusters") -> Labels:
+def labels_of(values: ArrayLike, name: str) -> Labels:
     """Labels, none of them missing, as whole numbers that depend on the label alone: the same in every block, file and process.
 
     Whole numbers stand for themselves, dates for their nanoseconds, text for a hash of 64 bits.
@@ -176,7 +176,7 @@ def labels_of(values: ArrayLike, name: str = "clusters") -> Labels:
     return pd.util.hash_array(text, categorize=True).view(np.int64)
 
 
-def times_of(values: ArrayLike, name: str = "time") -> Array:
+def times_of(values: ArrayLike, name: str) -> Array:
     """Times as numbers, dates as nanoseconds; each must be one of the two."""
     array = np.asarray(values)
     if array.dtype.kind not in "iubfM":

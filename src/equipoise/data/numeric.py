@@ -90,7 +90,7 @@ def _floats(name: str, values: object) -> Array:
         raise given from error
 
 
-def require_moderate(name: str, array: Array, labels: Index | None = None) -> None:
+def require_moderate(name: str, array: Array, labels: Index) -> None:
     """Raise, naming the first row by its label, unless all numbers are finite and moderate; a sum of squares tells mostly."""
     flat = array.ravel(order="K")
     # BLAS would start threads for it

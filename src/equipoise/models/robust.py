@@ -182,9 +182,7 @@ def summed_with_moments(problem: Problem, kind: object) -> bool:
     return kind in (*CLUSTERED, "HAC") or (kind in _POWER and not LinearRowwise(problem.model, problem.mean).observed)
 
 
-def moments_for(
-    problem: Problem, params: object, kind: object, lags: int | None = None
-) -> tuple[Moments, Known | None]:
+def moments_for(problem: Problem, params: object, kind: object, lags: int | None) -> tuple[Moments, Known | None]:
     """Moments at a fit and, where rows are read from files, in the same reading the sums that a kind needs besides."""
     here, values = settle(problem, params)
     if not summed_with_moments(here, kind) or not isinstance(here, LinearProblem):
