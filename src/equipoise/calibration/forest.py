@@ -48,10 +48,10 @@ class Axis:
 class Forest:
     """The effects of a fit.
 
-    Parameters are drawn `at` all but constants (`aside`), whose size says nothing of an effect, or where they are largest
-    in standard errors. Axes are in the columns' units, per standard deviation of a column (where they are known) and in
-    standard errors; the first two also exponentiated where that makes a ratio. `first` is the one to begin with: the
-    first on which most intervals are more than dots.
+    `at` are the parameters drawn: all but constants, or those that are the largest in standard errors; `aside` are the
+    constants, whose size says nothing of an effect. Axes are in the columns' units, per standard deviation of a column
+    (where they are known) and in standard errors; the first two also exponentiated where that makes a ratio. `first` is
+    the one to begin with: the first on which most intervals are more than dots.
     """
 
     at: Index

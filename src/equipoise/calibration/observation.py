@@ -19,9 +19,9 @@ _FURTHEST = 5.0  # standard deviations: one normal draw in two million is furthe
 class Observed:
     """What the draws of a run show, all together and by parameter.
 
-    `tau` is the autocorrelation time, in stored draws; the kurtosis is the excess over a normal law's. For shapes, draws
-    beyond five standard deviations count as five: in a law with heavy tails a single draw would decide. `guard_rate` is
-    the share of the steps on which the guard acted.
+    `tau` is the autocorrelation time, in stored draws; the kurtosis is the excess over a normal law's. In it and in the
+    skewness draws beyond five standard deviations count as five: in a law with heavy tails a single draw would decide.
+    `guard_rate` is the share of the steps on which the guard acted.
     """
 
     chains: int

@@ -27,7 +27,7 @@ __all__ = ["ColumnEncoder", "column_encoder"]
 
 @dataclass(frozen=True)
 class ColumnEncoder:
-    """Makes observations of a table: for each name of a shape a column, or several as a matrix, of a type.
+    """Makes observations of a table: for each name of `shape` a column, or several as a matrix, of its type.
 
     `asked` says what is read and which rows take part, `whole` whether all do; clusters and clock are columns that blocks
     carry beside.

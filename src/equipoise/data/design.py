@@ -179,7 +179,7 @@ class Design(Card):
 
     @classmethod
     def from_json(cls, text: str) -> Design:
-        """A design from the text that `to_json` made; any other is refused, as are formulas that may not be."""
+        """A design from the text that `to_json` made; any other is refused, as is what formulas may not have."""
         record = loaded(text, _KEYS)
         if record["format"] != _FORMAT or isinstance(record["format"], bool):
             raise damaged("format", f"{_FORMAT}, the one this version reads", record["format"])

@@ -154,7 +154,7 @@ def _require(what: str, value: object, remedy: str) -> None:
 
 
 def _scale(name: str, family: Family, constant: float | None) -> float:
-    """The positive scale s of a gaussian family, and of no other; a model without one estimates it before it asks for it."""
+    """The positive scale s of a gaussian family, and of no other; a model without one estimates it before it has a loss."""
     if family.name != "gaussian":
         remedy = "use eq.glm('gaussian', ...), or divergence=eq.Beta(1.5) for this family"
         raise InvalidInput("family", f"gaussian with divergence={name}", family.name, remedy)

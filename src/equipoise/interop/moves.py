@@ -18,7 +18,7 @@ _ROUNDING = 1e-14  # of an eigenvalue of the injected covariance, relative to th
 
 
 class Move(NamedTuple):
-    """Λ, (D, D); a root of M, (D, rank), which normals times it make the injected noise (rank 0: none); and κ."""
+    """Λ, (D, D); a root of M, (D, rank): normals times it are the injected noise, none for rank 0; and κ."""
 
     step: Array
     root: Array

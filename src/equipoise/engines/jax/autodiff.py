@@ -82,8 +82,9 @@ class Task:
 class AutodiffEngine:
     """Runs chains of a general problem; positions are φ with a projection, and else θ.
 
-    `root` is L, Λ = L Lᵀ, and `noise` has scales in φ; `held` is what the loop reads of the rows, or they are `brought`
-    as they are drawn by the lottery; origin and metric are the guard's, in the coordinates of the chain.
+    `root` is L, Λ = L Lᵀ, and `noise` the scales of what is injected in φ. `held` is what the loop reads of the rows, and
+    `lottery` what they are drawn with; or they are `brought` as they are drawn. `origin` and `metric` are the guard's, in
+    the coordinates of the chain.
     """
 
     task: Task
