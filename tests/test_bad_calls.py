@@ -19,6 +19,7 @@ import equipoise as eq
 
 RAGGED = [[1.0, 2.0], [3.0]]
 NOT_FINITE = np.full((3, 3), np.nan)
+NO_COVARIANCES = (np.zeros((3, 3)), np.ones((3, 3)), -np.eye(3), np.triu(np.ones((3, 3))))
 
 
 def function(*_: object) -> float:
@@ -36,10 +37,10 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "optional numbers": (function, "text", RAGGED, {"a": 1}, NOT_FINITE, np.ones((2, 2, 2)), np.ones(7)),
     "params": (function, "text", RAGGED, None, np.full(3, np.nan), np.ones(2), np.ones((3, 3)), eq.Fit),
     "step": (function, "text", "3", RAGGED, None, NOT_FINITE, np.ones(2), 0.0, -1.0, np.nan, -np.eye(3)),
-    "target": (function, "truth", RAGGED, None, NOT_FINITE, np.eye(2), np.zeros((3, 3)), {"a": 1}, 3),
+    "target": (function, "truth", RAGGED, None, NOT_FINITE, np.eye(2), {"a": 1}, 3, *NO_COVARIANCES),
     "X": (function, "text", RAGGED, None, NOT_FINITE, np.ones(3), [], [["a", "b"]], 1j * np.ones((60, 3))),
     "y": (function, "text", RAGGED, None, np.full(60, np.nan), np.ones(3), ["a"] * 60, -np.ones((60, 2))),
-    "data": (function, "text", 3, None, np.eye(3), (np.eye(3),), {"x": 1}, []),
+    "data": (function, "text", 3, None, np.eye(3), (np.eye(3),), {"x": 1}, [], (NOT_FINITE, np.ones(3))),
     "count": (*COUNTS, None, 0),
     "from zero": (*COUNTS, None),
     "optional count": (*COUNTS, 0),
@@ -340,6 +341,7 @@ EVERYDAY: dict[str, tuple[Callable[[SimpleNamespace], object], str]] = {
     "effects of words": (lambda t: formula_run().effects(t.frame.assign(a="b")), r"a: must be a column of numbers"),
     "effects of nothing": (lambda t: t.cal.effects(variables=[]), r"variables: must be columns of which at least one"),
     "effects of a number": (lambda t: t.cal.effects(variables=3), r"variables: must be columns of the model; got 3"),
+    "two columns of three": (lambda t: t.cal.predict(t.data[0][:, :2]), r"X_new: .*got 2 columns"),
     "one offset for two": (lambda t: t.cal.compare(*[t.data[0]] * 2, offset=(None,)), r"offset: must be a pair"),
     "recentred in words": (lambda t: t.cal.intervals(recentred="yes"), r"recentred: must be True or False"),
     "one name for all": (lambda t: eq.compare_fits([t.cal], names="fit"), r"names: must be a list of names"),
@@ -378,15 +380,3 @@ def test_what_looks_wrong_and_is_not() -> None:
     assert eq.data.rows(t.data[0], t.data[1], names=pd.Index(["a", "b", "c"])).names == ("a", "b", "c")
     assert eq.fit(eq.glm("poisson", prior_precision=1.0, prior_mean=0.5), t.data).converged
     assert eq.fit(t.model, (t.data[0] * 1e50, t.data[1]), seed=3.0).converged
-
-
-GENERAL = {
-    "init": "start", "loss": "squared", "regularizer": 3, "prior_precision": "wide", "prior_mean": 1.0, "lambda_": 1.0
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "value"), GENERAL.items())
-def test_a_loss_of_your_own(name: str, value: Any) -> None:
-    pytest.importorskip("jax")
-    given = {"loss": lambda p, o: 0.5 * (o["y"] - p["a"]) ** 2, "init": {"a": 0.0}, name: value}
-    refused(lambda: eq.fit(eq.Model(**given), {"y": np.arange(5.0)}), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 
 import numpy as np
@@ -14,8 +15,7 @@ from tests.known import slopes
 @pytest.fixture(scope="module")
 def case(make_data):
     model, data = eq.glm("poisson"), make_data("poisson", n=100, dim=3)
-    m = eq.moments(model, data, eq.fit(model, data).params)
-    return model, data, m, eq.tune(m, "sandwich", eq.Dynamics(10))
+    return model, data, eq.moments(model, data, eq.fit(model, data).params)
 
 
 def refused(argument: str, given: str, call) -> eq.InvalidInput:
@@ -99,7 +99,7 @@ def test_models_that_make_no_sense(argument, given, options) -> None:
 
 
 def test_priors_that_do_not_fit_the_columns(case) -> None:
-    _, data, _, _ = case
+    _, data, _ = case
     refused("prior_precision", "(2,)", lambda: eq.fit(eq.glm("poisson", prior_precision=[1.0, 2.0]), data))
     refused("prior_precision", "(2, 2)", lambda: eq.fit(eq.glm("poisson", prior_precision=np.eye(2)), data))
     refused("prior_mean", "(2,)", lambda: eq.fit(eq.glm("poisson", prior_precision=1.0, prior_mean=[1.0, 2.0]), data))
@@ -111,25 +111,11 @@ def test_a_response_that_the_columns_fit_exactly() -> None:
     np.testing.assert_array_equal(eq.fit(eq.glm("gaussian", scale=1.0), (x, np.zeros(20))).params, 0.0)
 
 
-def test_not_finite_data_through_every_verb(case) -> None:
-    model, (x, y), m, tuning = case
-    broken = x.copy()
-    broken[5, 2] = np.nan
-    for call in (
-        lambda: eq.fit(model, (broken, y)),
-        lambda: eq.moments(model, (broken, y), m.params),
-        lambda: eq.sample(model, (broken, y), tuning),
-        lambda: eq.plan(model, (broken, y)),
-        lambda: eq.calibrate(model, (broken, y)),
-    ):
-        refused("X", "(5, 2)", call)
-
-
 # dynamics and sampling
 
 
 def test_a_batch_larger_than_the_data(case) -> None:
-    model, data, m, _ = case
+    model, data, m = case
     too_large = eq.Dynamics(101)
     for call in (
         lambda: eq.tune(m, "sandwich", too_large),
@@ -141,9 +127,26 @@ def test_a_batch_larger_than_the_data(case) -> None:
         assert "at most the number of rows, 100" in str(refused("batch_size", "101", call))
 
 
-def test_new_rows(case) -> None:
-    model, (x, y), _, _ = case
-    cal = eq.calibrate(model, (x, y), sampler="gaussian", ess=50)
-    refused("X_new", "2 columns", lambda: cal.predict(x[:, :2]))
-    refused("X", "shape (3,)", lambda: cal.predict(x[0]))
-    refused("offset", "shape (2,)", lambda: cal.predict(x, offset=[1.0, 2.0]))
+# in other processes
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        eq.InvalidInput("a", "positive", -1, "pass 1"),
+        eq.FitFailed("no", ("x",), np.eye(2)),
+        eq.InfeasibleTarget("no", 3.0, np.eye(2)),
+        eq.UnstableStep(1.2, 0.4),
+        eq.ChainDiverged(1, 20, None),
+        eq.CheckpointMismatch("other run"),
+        eq.EquipoiseError("plain"),
+    ],
+    ids=lambda e: type(e).__name__,
+)
+def test_errors_survive_a_process(error) -> None:
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert back.__dict__.keys() == error.__dict__.keys()
+    for name, value in error.__dict__.items():
+        assert np.array_equal(getattr(back, name), value)

@@ -146,6 +146,9 @@ def difference(given: Task, units: Units, moved: Task | None = None) -> float:
     """How much the fit in other units differs: slopes and predictors in standard errors, the scale relative to itself."""
     problem, there = given.problem, (moved or units.apply(given)).problem
     plain, other = eq.fit(problem), eq.fit(there)
+    if moved is None and given.divergence is None and not np.any(units.shift):
+        # the condition number is that of columns of one size
+        assert other.condition == pytest.approx(plain.condition, rel=1e-5)
     m = eq.moments(problem, plain)
     inverse = np.linalg.inv(m.hessian)
     cov = inverse @ m.score_cov @ inverse / m.n

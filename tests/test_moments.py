@@ -6,29 +6,15 @@ from importlib import import_module
 
 import numpy as np
 import pytest
-from scipy import stats
-from scipy.special import expit
 
 import equipoise as eq
 from equipoise.families.family import FAMILIES
+from tests.contracts.test_families import CONSTANTS, minus_log_likelihood
 
 families = pytest.mark.parametrize("family", list(FAMILIES))
 N, D = 40, 3
 # `eq.moments` is the function
 MODULE = import_module("equipoise.linalg")
-
-
-def row_losses(family: str, eta, y):
-    if family == "gaussian":
-        return -stats.norm.logpdf(y, eta, 1.3)
-    if family == "bernoulli":
-        return -stats.bernoulli.logpmf(y.astype(int), expit(eta))
-    mu = np.exp(eta)
-    if family == "poisson":
-        return -stats.poisson.logpmf(y, mu)
-    if family == "gamma":
-        return -stats.gamma.logpdf(y, 1.7, scale=mu / 1.7)
-    return -stats.nbinom.logpmf(y, 1.0 / 0.6, 1.0 / (1.0 + 0.6 * mu))
 
 
 def along(function, point, h):
@@ -52,7 +38,7 @@ def brute(make_data):
             weights, offset, theta = rng.uniform(0.3, 2.0, N), 0.3 * rng.normal(size=N), np.array([0.3, -0.2, 0.25])
 
             def losses(t):
-                return weights * row_losses(family, x @ t + offset, y)
+                return weights * minus_log_likelihood(family, x @ t + offset, y, *CONSTANTS[family])
 
             scores = along(losses, theta, 1e-3)
             hessians = along(lambda t: along(losses, t, 1e-2), theta, 1e-2)

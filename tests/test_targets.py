@@ -61,8 +61,6 @@ def test_bayesbag_is_posterior_plus_sandwich(at_the_minimiser) -> None:
     np.testing.assert_allclose(eq.bayesbag(m), eq.posterior(m) + eq.sandwich(m), rtol=1e-12)
     # bags of M rows: every term is over M instead of N
     np.testing.assert_allclose(eq.bayesbag(m, bag_size=100), (N / 100) * eq.bayesbag(m), rtol=1e-12)
-    with pytest.raises(eq.InvalidInput, match="bag_size"):
-        eq.bayesbag(m, bag_size=0)
 
 
 def test_targets_by_name_and_as_matrices(at_the_minimiser) -> None:
@@ -77,23 +75,6 @@ def test_targets_at_very_different_scales_are_accepted(at_the_minimiser) -> None
     _, m = at_the_minimiser("poisson")
     wide = np.diag([1e-12, 1.0, 1e12, 1.0])
     np.testing.assert_array_equal(target_matrix(wide, m), wide)
-
-
-@pytest.mark.parametrize(
-    "matrix",
-    [
-        np.zeros((4, 4)),
-        np.ones((4, 4)),
-        -np.eye(4),
-        np.eye(4) + np.triu(np.ones((4, 4)), 1),
-        np.diag([1.0, 1.0, 1.0, np.nan]),
-        np.diag([1.0, 1.0, 1.0, np.inf]),
-    ],
-)
-def test_matrices_that_are_not_covariances(matrix, at_the_minimiser) -> None:
-    _, m = at_the_minimiser("poisson")
-    with pytest.raises(eq.InfeasibleTarget, match=r"target: must be .* To fix"):
-        target_matrix(matrix, m)
 
 
 def test_indefinite_hessian_gives_no_covariance() -> None:

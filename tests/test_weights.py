@@ -308,18 +308,6 @@ def made_without(n: int, row: int) -> np.ndarray:
     return (np.arange(n) != row).astype(float)
 
 
-def test_equal_weights_leave_a_robust_scale_alone() -> None:
-    """Where weights reach half exactly, rounding would choose between the two values in the middle."""
-    x, y = misspecified("gaussian", n=60)
-    model = eq.glm("gaussian", divergence=eq.Huber())
-    theta = np.array([0.2, 0.1, -0.3])
-    wanted = eq.bind(model, (x, y)).settled(theta).constant
-    residuals = np.sort(np.abs(y - x @ theta))
-    assert residuals[30] - residuals[29] > 1e-3
-    for w in (0.1, 0.3, 1.0 / 3.0, 7.7):
-        close(eq.bind(model, eq.data.rows(x, y, weights=np.full(60, w))).settled(theta).constant, wanted)
-
-
 def test_the_fingerprint_sees_frequencies() -> None:
     x, y = misspecified("poisson", n=8)
     keys = {

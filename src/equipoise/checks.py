@@ -48,13 +48,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def whole(name: str, value: object, least: int, remedy: str, otherwise: str = "") -> int:
-    """A count as an int, whatever number type it came in; `otherwise` words what else the argument may be.
-
-    Raises
-    ------
-    InvalidInput
-        If it is not a whole number, or below `least`.
-    """
+    """A count of at least `least` as an int, whatever number type it came in; `otherwise` words what else it may be."""
     if is_number(value) and math.isfinite(value) and int(value) == value and value >= least:
         return int(value)
     raise InvalidInput(name, f"{otherwise}a whole number, at least {least}", shown(value), remedy)

@@ -55,22 +55,10 @@ _REMEDIES = {
 def write_atomic(path: str | Path, content: bytes | Callable[[BinaryIO], object], argument: str = "path") -> Path:
     """Replace a file as a whole: a kill or a power cut at any moment leaves the old one or the new one.
 
-    The content goes into a temporary file beside it, reaches the disk, and takes the name in one step. Links are
-    followed, and an existing file keeps its mode.
-
-    Parameters
-    ----------
-    path
-        The file; folders on the way are made.
-    content
-        The bytes, or a function that writes them to a stream.
-    argument
-        What the user calls the path, for the message.
-
-    Raises
-    ------
-    InvalidInput
-        If it cannot be written; what was there before is whole.
+    The content, bytes or a function that writes them to a stream, goes into a temporary file beside it, reaches the disk,
+    and takes the name in one step. Folders on the way are made, links are followed, and an existing file keeps its mode.
+    Where it cannot be written, the message calls the path as the user does (`argument`), and what was there before is
+    whole.
     """
     target = file_place(path, argument)
     try:
@@ -103,10 +91,7 @@ def require_writable(path: str | Path, argument: str = "path") -> Path:
 def file_place(path: str | Path, argument: str = "path") -> Path:
     """Where a file is or would be, links followed.
 
-    Raises
-    ------
-    InvalidInput
-        If a folder, a pipe or a device is there, a file that may not be changed, or nothing could be.
+    Refused if a folder, a pipe or a device is there, a file that may not be changed, or nothing could be.
     """
     try:
         target = Path(os.path.realpath(os.fspath(path)))
@@ -135,10 +120,7 @@ def unwritable(path: object, argument: str, error: Exception) -> InvalidInput:
 def lock(descriptor: int) -> bool | None:
     """Take an open file for this process alone, until it is closed or its last owner dies.
 
-    Returns
-    -------
-    bool or None
-        Whether it was free; None where the file system has no locks.
+    Whether it was free; None where the file system has no locks.
     """
     try:
         if sys.platform == "win32":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import scipy.stats as st
 import statsmodels.api as sm
 
 import equipoise as eq
 from tests.calibration.test_answers import FORMULA, N, run, table
+from tests.calibration.test_fitstats import THEIRS
+from tests.contracts.test_families import minus_log_likelihood, response_law
 
 FAMILIES = ["gaussian", "bernoulli", "poisson", "gamma", "negative-binomial"]
 
@@ -171,24 +172,16 @@ def test_the_law_of_a_response(family) -> None:
     eta = np.linspace(-1.0, 1.5, 7)
     mu = KNOWN[family].mean(eta)
     p, law = np.array([a]), LAWS[family]
-    made = {
-        "gaussian": st.norm(mu, a), "bernoulli": st.bernoulli(mu), "poisson": st.poisson(mu),
-        "gamma": st.gamma(a, scale=mu / a), "negative-binomial": st.nbinom(1 / a, 1 / (1 + a * mu)),
-    }[family]  # fmt: skip
+    made = response_law(family, eta, a)
     for value in (0.0, 1.0, 3.0) if family != "gamma" else (0.3, 1.0, 3.0):
         if family == "bernoulli" and value > 1:
             continue
         y = np.full(7, value)
-        log = made.logpmf if hasattr(made.dist, "pmf") else made.logpdf
-        np.testing.assert_allclose(
-            KNOWN[family].loss.value(eta, y, p) + law.left_out(y, p), -log(y), rtol=1e-10, atol=1e-12
-        )
+        whole = KNOWN[family].loss.value(eta, y, p) + law.left_out(y, p)
+        np.testing.assert_allclose(whole, minus_log_likelihood(family, eta, y, a), rtol=1e-10, atol=1e-12)
         np.testing.assert_allclose(law.cdf(y, mu, p), made.cdf(y), rtol=1e-9)
         if law.quantile is not None:
             np.testing.assert_allclose(law.quantile(0.3, mu, p), made.ppf(0.3), rtol=1e-8)
-        theirs = {
-            "gaussian": sm.families.Gaussian(), "bernoulli": sm.families.Binomial(), "poisson": sm.families.Poisson(),
-            "gamma": sm.families.Gamma(), "negative-binomial": sm.families.NegativeBinomial(alpha=a),
-        }[family]  # fmt: skip
+        theirs = {**THEIRS, "negative-binomial": sm.families.NegativeBinomial(alpha=a)}[family]
         expected = [theirs.deviance(np.array([v]), np.array([m])) for v, m in zip(y, mu, strict=True)]
         np.testing.assert_allclose(law.deviance(y, mu, p), expected, rtol=1e-9, atol=1e-12)

@@ -9,6 +9,7 @@ import statsmodels.api as sm
 from scipy.optimize import minimize
 
 import equipoise as eq
+from tests.contracts.test_families import minus_log_likelihood
 
 N = 400
 THEIRS = {
@@ -111,10 +112,8 @@ def test_estimated_constants_with_weights_frequency_and_prior(family, data) -> N
     found = eq.fit(model, eq.data.rows(x, y, weights=w, frequency=times, offset=data["offset"]))
 
     def cost(p):
-        mu, c = np.exp(x @ p[:3] + data["offset"]), np.exp(p[3])
-        law = st.gamma(c, scale=mu / c) if family == "gamma" else st.nbinom(1 / c, 1 / (1 + c * mu))
-        log = law.logpdf(y) if family == "gamma" else law.logpmf(y)
-        return -(w * times * log).sum() + 10.0 * np.sum((p[:3] - 0.3) ** 2)
+        losses = minus_log_likelihood(family, x @ p[:3] + data["offset"], y, np.exp(p[3]))
+        return (w * times * losses).sum() + 10.0 * np.sum((p[:3] - 0.3) ** 2)
 
     best = minimize(cost, np.zeros(4), method="BFGS", options={"gtol": 1e-7})
     np.testing.assert_allclose([*found.theta, np.log(found.constant)], best.x, atol=2e-6)
@@ -135,13 +134,10 @@ def test_constants_far_from_one(family, c) -> None:
     )
     y = np.maximum(y, 1e-300) if family == "gamma" else y
     fit = eq.fit(eq.glm(family), (x, y))
-    m = np.exp(x @ fit.theta)
 
     def cost(log_c):
         # at the fitted means: the constant is stationary given them
-        a = np.exp(log_c)
-        law = st.gamma(a, scale=m / a) if family == "gamma" else st.nbinom(1 / a, 1 / (1 + a * m))
-        return -(law.logpdf(y) if family == "gamma" else law.logpmf(y)).sum()
+        return minus_log_likelihood(family, x @ fit.theta, y, np.exp(log_c)).sum()
 
     at, h = np.log(fit.constant), 1e-3
     slope, bend = (cost(at + h) - cost(at - h)) / (2 * h), (cost(at + h) - 2 * cost(at) + cost(at - h)) / h**2
@@ -225,9 +221,7 @@ def test_stacked_scores_with_weights_and_prior(family, data) -> None:
     fit = eq.fit(model, rows)
 
     def losses(p):
-        mu, c = np.exp(x @ p[:3]), np.exp(p[3])
-        law = st.gamma(c, scale=mu / c) if family == "gamma" else st.nbinom(1 / c, 1 / (1 + c * mu))
-        return -w * (law.logpdf(y) if family == "gamma" else law.logpmf(y))
+        return w * minus_log_likelihood(family, x @ p[:3], y, np.exp(p[3]))
 
     at, eye = np.array([*fit.theta, np.log(fit.constant)]), np.eye(4)
     h = 1e-3

@@ -120,13 +120,6 @@ def test_designs_hold_numbers_and_no_rows(frame) -> None:
     assert small.categories == {"g": ("a", "b", "c"), "C(k)": (1, 2, 3, 4)}
 
 
-def test_encoding_does_not_change_a_design(frame) -> None:
-    design = eq.data.table(frame, "y ~ scale(x) + poly(z, 2) + g").design
-    before = design.to_json()
-    design.encode(frame.iloc[:3])
-    assert design.to_json() == before
-
-
 def test_every_field_is_kept(frame) -> None:
     holes = frame.assign(x=frame["x"].where(frame.index != 2), g=np.where(frame["g"] == "a", "no", "yes"))
     with pytest.warns(eq.errors.EquipoiseWarning):

@@ -53,17 +53,6 @@ def test_as_rows_refuses_the_rest(data) -> None:
         eq.data.as_rows(data)
 
 
-def test_take_keeps_rows_together() -> None:
-    made = eq.data.rows(X, Y, weights=Y + 1.0, offset=-Y, frequency=Y + 2.0, names=["a", "b"]).take(np.array([4, 1]))
-    np.testing.assert_array_equal(made.frequency, [6.0, 3.0])
-    assert (made.n, made.height) == (9, 2)
-    np.testing.assert_array_equal(made.x, X[[4, 1]])
-    np.testing.assert_array_equal(made.y, [4.0, 1.0])
-    np.testing.assert_array_equal(made.weights, [5.0, 2.0])
-    np.testing.assert_array_equal(made.offset, [-4.0, -1.0])
-    assert made.names == ("a", "b")
-
-
 def test_subsample_is_uniform() -> None:
     data = eq.data.rows(X, Y)
     counts = np.bincount(np.concatenate([data.sample(2, s).y.astype(int) for s in range(3000)]), minlength=6)
@@ -113,8 +102,3 @@ def test_bad_arrays(arguments, message) -> None:
     with pytest.raises(eq.InvalidInput, match=message) as caught:
         eq.data.rows(**{"x": X, "y": Y, **arguments})
     assert "To fix: " in str(caught.value)
-
-
-def test_duplicate_columns_of_a_frame() -> None:
-    with pytest.raises(eq.InvalidInput, match=r"X: must be a table of distinct columns; got several named \['a'\]"):
-        eq.data.rows(pd.DataFrame(X, columns=["a", "a"]), Y)

@@ -9,9 +9,7 @@ import pandas as pd
 import pytest
 
 import equipoise as eq
-from equipoise.data.columns import Column
 from equipoise.data.table import Design
-from equipoise.errors import EquipoiseWarning
 
 N = 120
 
@@ -47,39 +45,16 @@ def test_intercept_numbers_and_text(frame) -> None:
     np.testing.assert_array_equal(made.y, frame["count"])
 
 
-def test_category_order_chooses_the_baseline(frame) -> None:
-    made = eq.data.table(frame, "count ~ size")
-    assert made.names == ("Intercept", "size[T.mid]", "size[T.high]")
-    assert made.design.columns == {"size": Column("category", ("low", "mid", "high"))}
-
-
 def test_only_mentioned_columns_count_as_missing(frame) -> None:
     holes = frame.assign(df=np.nan, np=np.nan, north=np.nan)
     made = eq.data.table(holes, "count ~ bs(age, df=4) + C(region, contr.treatment('north'))")
     assert made.n == N
 
 
-def holed(frame) -> pd.DataFrame:
-    holes = frame.copy()
-    holes.loc[3, "age"] = np.nan
-    holes.loc[7, "region"] = None
-    holes.loc[9, "exposure"] = np.nan
-    return holes
-
-
 def test_missing_values_are_named(frame) -> None:
+    holes = frame.assign(age=frame["age"].where(frame.index != 3), region=frame["region"].where(frame.index != 7))
     with pytest.raises(eq.InvalidInput, match=r"missing in columns \['age', 'region'\], rows 3, 7.*missing='drop'"):
-        eq.data.table(holed(frame), "count ~ age + region")
-
-
-def test_missing_values_are_dropped_together(frame) -> None:
-    with pytest.warns(EquipoiseWarning, match=r"^3 of 120 rows with missing values were left out\.$"):
-        made = eq.data.table(holed(frame), "count ~ age + region", weights="exposure", missing="drop")
-    assert made.design.dropped == 3
-    kept = frame.drop(index=[3, 7, 9])
-    np.testing.assert_array_equal(made.y, kept["count"])
-    np.testing.assert_array_equal(made.x[:, 1], kept["age"])
-    np.testing.assert_array_equal(made.weights, kept["exposure"])
+        eq.data.table(holes, "count ~ age + region")
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
@@ -146,22 +121,8 @@ def reloaded(cal):
     return replace(cal, design=Design.from_json(cal.design.to_json()))
 
 
-FORMULAS = [
-    "count ~ age + region",
-    "count ~ a + C(level)",
-    "count ~ size",
-    "count ~ C(size) + age:region",
-    "count ~ C(level, levels=[10, 9, 8, 7, 6, 5, 4, 3, 2, 1])",
-    "count ~ C(region, contr.treatment('north')) + np.log(age)",
-    "count ~ C(region, contr.sum) - 1",
-    "count ~ flag + C(flag):a",
-    "count ~ `my col`",
-    "count ~ 1",
-]
-
-
-@pytest.mark.parametrize("formula", FORMULAS)
-def test_predictions_for_new_tables_before_and_after_loading(frame, formula) -> None:
+def test_predictions_for_new_tables_before_and_after_loading(frame) -> None:
+    formula = "count ~ a + C(level) + size:age + `my col`"
     cal = fitted(frame, formula)
     # a few rows, in another order, with only some of the levels
     new = frame.iloc[[70, 3, 4]].drop(columns="count")
@@ -202,13 +163,3 @@ def test_unseen_levels_and_bad_new_tables(frame, loaded) -> None:
             cal.predict(table)
     with pytest.raises(eq.InvalidInput, match="offset: must be left out for a table"):
         cal.predict(new, offset=[1.0, 2.0, 3.0])
-
-
-def test_offset_column_enters_fit_and_prediction(frame) -> None:
-    table = frame.assign(log_exposure=np.log(frame["exposure"]))
-    cal = fitted(table, "count ~ age", offset="log_exposure")
-    doubled = table.iloc[:4].assign(log_exposure=table["log_exposure"].iloc[:4] + np.log(2.0))
-    for run in (cal, reloaded(cal)):
-        np.testing.assert_allclose(run.predict(doubled), 2.0 * run.predict(table.iloc[:4]), rtol=1e-12)
-    with pytest.raises(eq.InvalidInput, match="log_exposure"):
-        cal.predict(frame.iloc[:4])

@@ -84,17 +84,6 @@ def test_a_domain_with_an_edge_and_parameters_of_any_size(scale) -> None:
     assert found.iterations < 100
 
 
-def test_separated_classes_have_no_minimiser() -> None:
-    rng = np.random.default_rng(0)
-    x = np.column_stack([np.ones(60), rng.normal(size=60)])
-    model = eq.Model(lambda p, o: jnp.logaddexp(0.0, o["x"] @ p) - o["y"] * (o["x"] @ p), np.zeros(2))
-    with pytest.raises(eq.FitFailed, match=r"no finite minimiser"):
-        eq.fit(model, {"x": x, "y": (x[:, 1] > 0.1).astype(float)})
-    # a prior makes one
-    held = eq.Model(model.loss, model.init, prior_precision=0.1)
-    assert eq.fit(held, {"x": x, "y": (x[:, 1] > 0.1).astype(float)}).converged
-
-
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
@@ -264,6 +253,9 @@ def test_a_loss_that_is_not_finite_at_the_start() -> None:
         ({"prior_mean": 1.0, "regularizer": lambda p: p["a"]}, BOTH),
         ({"regularizer": lambda p: jnp.ones(2)}, f"regularizer: {SCALAR} float64, shape"),
         ({"regularizer": lambda p: p["c"]}, "regularizer: .*KeyError: 'c'"),
+        ({"regularizer": 3}, "regularizer: "),
+        ({"prior_mean": 1.0}, "prior_mean: "),
+        ({"lambda_": 1.0}, "lambda_: "),
         ({"trainable": lambda name: name == "c"}, "trainable: must be true for at least one parameter; got none"),
         ({"trainable": {"a": False, "b": False}}, "trainable: must be true for at least one parameter; got none"),
         ({"trainable": {"a": True}}, "trainable: must be a pytree of booleans that fits init"),

@@ -10,7 +10,6 @@ import equipoise as eq
 from equipoise.engines.numba.compiling import compile_helper
 from equipoise.families.family import FAMILIES
 from equipoise.families.robust import Huber, Pinball, StudentT
-from equipoise.models.linear import LinearProblem
 from tests.contracts.test_families import orders, require_finite, slope
 from tests.statistical.criterion import excess
 
@@ -157,18 +156,3 @@ def test_other_families_are_refused(divergence, family) -> None:
 def test_bad_scales_are_refused(divergence, scale) -> None:
     with pytest.raises(eq.InvalidInput, match="scale: must be a positive number"):
         divergence.loss(GAUSSIAN, scale)
-
-
-def test_weights_count_rows_in_the_estimated_scale() -> None:
-    rng = np.random.default_rng(8)
-    x, times = np.column_stack([np.ones(60), rng.normal(size=60)]), rng.integers(1, 5, size=60)
-    y = x @ [0.4, -1.0] + rng.standard_t(3, size=60)
-    model, repeated = eq.glm("gaussian", divergence=Huber(1.2)), (np.repeat(x, times, axis=0), np.repeat(y, times))
-    weighted = eq.fit(model, {"x": x, "y": y, "weights": times})
-    plain = eq.fit(model, repeated)
-    assert weighted.constant == pytest.approx(plain.constant, rel=1e-10)
-    np.testing.assert_allclose(weighted.params, plain.params, rtol=1e-9)
-    assert weighted.constant != pytest.approx(eq.fit(model, (x, y)).constant, rel=1e-3)
-    residual = rng.normal(size=41)
-    ones = LinearProblem(model, eq.data.rows(np.ones((41, 1)), residual, weights=np.full(41, 0.7)), 41, *np.zeros(2))
-    assert ones.settled(np.zeros(1)).constant == np.median(np.abs(residual)) / stats.norm.ppf(0.75)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -77,6 +78,20 @@ def test_weights_offset_and_prior(prepared) -> None:
     model = eq.glm("poisson", prior_precision=np.diag([0.0, 5.0, 20.0, 5.0, 1.0]) + 3.0, prior_mean=0.5)
     m = eq.moments(model, data, eq.fit(model, data).params)
     assert excess(model, data, eq.tune(m, "sandwich", eq.Dynamics(100))) <= 1.0
+
+
+def test_a_loss_that_is_no_glm() -> None:
+    # location and scale, heavy tails the model does not know: full-rank Hessians, exact curvature
+    rng = np.random.default_rng(4)
+    y = {"y": 1.0 + 2.0 * rng.standard_t(8, size=N)}
+    model = eq.Model(lambda p, o: 0.5 * ((o["y"] - p["m"]) / jnp.exp(p["s"])) ** 2 + p["s"], {"m": 0.0, "s": 0.0})
+    found = eq.fit(model, y)
+    np.testing.assert_allclose([found.params["m"], np.exp(found.params["s"])], [y["y"].mean(), y["y"].std()], rtol=1e-9)
+    m = eq.moments(model, y, found.params)
+    # the sandwich of log s, in closed form: (kurtosis − 1)/4 over N
+    z = (y["y"] - y["y"].mean()) / y["y"].std()
+    np.testing.assert_allclose(eq.sandwich(m)[1, 1], (np.mean(z**4) - 1.0) / 4.0 / N, rtol=1e-9)
+    assert excess(model, y, eq.tune(m, "sandwich", eq.Dynamics(100)), goal=0.015) <= 1.0
 
 
 @families

@@ -31,13 +31,7 @@ _PART = 0.1  # of the largest share in a direction, for a parameter to be named
 
 
 def require_marks_used(target: Target, reading: Reading) -> None:
-    """Refuse clusters or times that the target does not look at: somebody meant it to.
-
-    Raises
-    ------
-    InvalidInput
-        Saying which targets do.
-    """
+    """Refuse clusters or times that the target does not look at, naming the targets that do: somebody meant it to."""
     for name, given, kinds in (("clusters", reading.clusters, CLUSTERED), ("time", reading.time, ("HAC",))):
         if given is not None and not callable(target) and not (isinstance(target, str) and target in kinds):
             raise InvalidInput(
@@ -51,10 +45,7 @@ def require_marks_used(target: Target, reading: Reading) -> None:
 def require_aim(problem: Problem, target: Target, aim: Aim, moves: Moves) -> None:
     """Refuse, before anything is computed or read, what a plan would refuse after the fit.
 
-    Raises
-    ------
-    InvalidInput
-        If there is no such target, it cannot be made of this problem, or batches have more rows than the data.
+    That is a target that does not exist or cannot be made of this problem, or batches of more rows than the data.
     """
     require_matrices(problem)
     if isinstance(target, str):
@@ -74,23 +65,10 @@ def aimed(
     aim: Aim,
     known: Known | None = None,
 ) -> Covariance:
-    """The target of a run, checked to be one that a chain can have.
+    """The target of a run, for a problem with its constant settled; `InfeasibleTarget` unless a chain can have it.
 
-    Parameters
-    ----------
-    problem
-        With its constant settled.
-    whole, found
-        The moments of all rows, if they are known, and those the chain is tuned with.
-    target, aim
-        What was asked for.
-    known
-        The sums that were made with the moments, if any.
-
-    Raises
-    ------
-    InfeasibleTarget
-        If it is not symmetric and positive definite.
+    `whole` are the moments of all rows, if they are known, `found` those the chain is tuned with, and `known` the sums
+    that were made with the moments, if any.
     """
     if isinstance(target, str):
         # those made from moments alone are of the rows the chain is tuned with

@@ -113,10 +113,7 @@ class WaldTest(Card):
 def covariance_of(cal: Calibration, kind: str | None, **options: Unpack[CovarianceOptions]) -> Covariance:
     """A covariance of the run's estimate: the target, or any other, without another fit; options are those of `vcov`.
 
-    Raises
-    ------
-    InvalidInput
-        If it needs the rows, and the run was loaded or sent without them.
+    One that needs the rows is refused for a run that was loaded or sent without them.
     """
     for name in options:
         if name not in _OPTIONS:
@@ -251,16 +248,10 @@ def table_of(
     level: float,
     drawn: Array | None = None,
 ) -> pd.DataFrame:
-    """Estimates with errors, tests against zero and intervals.
+    """Estimates with errors, tests against zero and intervals of a level.
 
-    Parameters
-    ----------
-    terms, estimate, gradients
-        What the rows are called, their values, and (rows, D) their derivatives by the parameters.
-    cov, level
-        The covariance of the parameters, and the probability of the intervals.
-    drawn
-        (draws, rows) to take the intervals from, in place of the closed form.
+    `gradients`, (rows, D), are derivatives by the parameters, whose covariance is `cov`; `drawn`, (draws, rows), is what
+    to take the intervals from in place of the closed form.
     """
     import pandas as pd  # slow to import: only those who ask for a table pay for it
 

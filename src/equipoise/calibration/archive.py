@@ -123,13 +123,7 @@ def read_archive(
     path: str | Path,
     limits: Limits = LIMITS,
 ) -> tuple[dict[str, JSON], dict[str, NDArray[np.generic]]]:
-    """Read a file written by `write_archive`: its header and its arrays.
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such file, or it is damaged, of another kind, or larger than the limits.
-    """
+    """The header and arrays of a file by `write_archive`; refused if absent, damaged, of another kind or beyond the limits."""
     try:
         with _opened(path) as stream:
             size = _checked_size(stream, limits)

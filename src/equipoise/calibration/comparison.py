@@ -58,22 +58,10 @@ class Halving(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """Expected and observed side by side.
+    """What the tuning predicts of the draws, and what they show, side by side.
 
-    Attributes
-    ----------
-    expected, observed
-        What the tuning predicts of the draws, and what they show.
-    names
-        Parameter names.
-    structure
-        The form of the step matrix.
-    independent
-        Whether no chain was run.
-    center
-        The minimiser.
-    half_step
-        What a run at half the step shows, where there was one.
+    `structure` is the form of the step matrix, `center` the minimiser, and `half_step` what a run at half the step shows,
+    where there was one.
     """
 
     expected: Expected
@@ -251,11 +239,7 @@ def compare(chains: Chains, tuning: Tuning, half_step: HalfStep | None = None) -
 def worst_direction(cov: Array, target: Array) -> tuple[float, Array]:
     """The combination of parameters whose standard deviation is furthest from the target's.
 
-    Returns
-    -------
-    float, Array
-        The ratio of standard deviations; and what each parameter has to do with it: its coefficient in standard
-        deviations of the target.
+    The ratio of the two, and each parameter's coefficient in it, in standard deviations of the target.
     """
     variances, directions = eigh(cov, target)
     worst = int(np.argmax(np.abs(np.log(np.maximum(variances, np.finfo(float).tiny)))))

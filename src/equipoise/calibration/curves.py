@@ -43,14 +43,9 @@ class Autocorrelation:
 
 @dataclass(frozen=True)
 class CovarianceEntries:
-    """Covariances in units of predicted standard deviations, below the diagonal.
+    """Covariances in units of predicted standard deviations, below the diagonal: those furthest from their prediction.
 
-    Attributes
-    ----------
-    predicted, observed
-        The entries furthest from their prediction.
-    grid, error
-        A grid of predictions, and the Monte Carlo error of an entry there.
+    Beside them a grid of predictions, and the Monte Carlo error of an entry there.
     """
 
     predicted: Array

@@ -24,20 +24,9 @@ METHODS = ("auto", "closed", "draws")
 def method_of(cal: Calibration, method: str, cov: Covariance) -> str:
     """How the ends of a table's intervals are found.
 
-    Parameters
-    ----------
-    cal
-        The run.
-    method
-        `"closed"`, estimate ± z·se; `"draws"`, their quantiles; or `"auto"`: the closed form, which has no Monte Carlo
-        error, unless the draws carry shape that it lacks and that matters.
-    cov
-        The covariance in use: draws are of the run's own target, and say nothing of another.
-
-    Raises
-    ------
-    InvalidInput
-        If there is no such method.
+    `method` is `"closed"`, estimate ± z·se; `"draws"`, their quantiles; or `"auto"`: the closed form, which has no Monte
+    Carlo error, unless the draws carry shape that it lacks and that matters. Draws are of the run's own target, and say
+    nothing of another covariance in use.
     """
     if one_of("method", method, METHODS) != "auto":
         return method

@@ -85,14 +85,8 @@ class Headline:
 class ErrorsCompared:
     """The target's standard errors beside those of the other covariance: the model's, or the robust one.
 
-    Attributes
-    ----------
-    name
-        What the other covariance is called.
-    ratio
-        Its standard errors over the target's.
-    meaning
-        What model-based over robust errors say about the model; empty where they agree.
+    `ratio` is of the others over the target's; `meaning` what model-based over robust errors say about the model, empty
+    where they agree.
     """
 
     name: str
@@ -114,14 +108,8 @@ class ErrorsCompared:
 class Choice:
     """Parameters worth showing, each in the order of the table.
 
-    Attributes
-    ----------
-    spread, shift, skewness
-        Those furthest from their prediction, in Monte Carlo errors.
-    drawn
-        Those furthest in mean and spread together.
-    slowest
-        Those with the fewest effective draws, slowest first.
+    Those furthest from their prediction in spread, shift and skewness, in Monte Carlo errors; `drawn`, those furthest in
+    mean and spread together; and those with the fewest effective draws, slowest first.
     """
 
     spread: Index

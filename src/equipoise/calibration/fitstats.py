@@ -70,13 +70,7 @@ class FitStatistics(Card):
 
 
 def statistics_of(self: Calibration) -> FitStatistics:
-    """Log-likelihood, deviance, AIC, BIC, R² and dispersion of the fit; the rows are read for it.
-
-    Raises
-    ------
-    InvalidInput
-        For a robust loss, which is no likelihood.
-    """
+    """Log-likelihood, deviance, AIC, BIC, R² and dispersion of the fit, but not of a robust loss; the rows are read for it."""
     model, problem = self.require_glm(), self.require_linear()
     if model.divergence is not None:
         raise InvalidInput(

@@ -24,22 +24,11 @@ _DOTS = 0.01  # share of an axis below which an interval is a dot
 
 @dataclass(frozen=True)
 class Axis:
-    """One scale of the effects.
+    """One scale of the effects: what it is called, and what its unit is.
 
-    Attributes
-    ----------
-    name, words
-        What it is called, and what its unit is.
-    estimate, lower, upper
-        In its unit, by shown parameter.
-    start, middle, end
-        Where they are, in per cent of the axis.
-    ticks
-        Position and value of each.
-    reference
-        Where no effect is: at 0, or at a ratio of 1.
-    ratio
-        Whether the numbers are exponentiated.
+    Estimates and their ends are in its unit, by shown parameter; start, middle and end are where they are in per cent of
+    the axis, ticks a position and a value each. `reference` is where no effect is: at 0, or at a ratio of 1, if the
+    numbers are exponentiated.
     """
 
     name: str
@@ -59,17 +48,10 @@ class Axis:
 class Forest:
     """The effects of a fit.
 
-    Attributes
-    ----------
-    at
-        The parameters drawn: all but constants, or those that are the largest in standard errors.
-    aside
-        Constants, whose size says nothing of an effect.
-    axes
-        Scales: in the columns' units, per standard deviation of a column (where they are known), in standard errors; the
-        first two also exponentiated where that makes a ratio.
-    first
-        The scale to begin with: the first on which most intervals are more than dots.
+    `at` are the parameters drawn: all but constants, or those that are the largest in standard errors; `aside` are the
+    constants, whose size says nothing of an effect. Axes are in the columns' units, per standard deviation of a column
+    (where they are known) and in standard errors; the first two also exponentiated where that makes a ratio. `first` is
+    the one to begin with: the first on which most intervals are more than dots.
     """
 
     at: Index
@@ -79,15 +61,7 @@ class Forest:
 
 
 def forest(cal: Calibration, found: Coefficients, most: int) -> Forest:
-    """The effects of a run, at most so many.
-
-    Parameters
-    ----------
-    cal, found
-        The run, and its coefficient table as it is: not exponentiated.
-    most
-        Effects to draw.
-    """
+    """The effects of a run, at most so many, from its coefficient table as it is: not exponentiated."""
     facts = cal.row_facts
     sd = None if facts is None else facts.column_sd
     constant = np.array([name in ("Intercept", "const") for name in cal.names]) if sd is None else sd == 0.0

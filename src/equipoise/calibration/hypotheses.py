@@ -24,15 +24,7 @@ _DEEPEST = 50
 
 @dataclass(frozen=True)
 class Restrictions:
-    """R θ = r.
-
-    Attributes
-    ----------
-    matrix, value
-        R (q, D) and r (q,).
-    words
-        What each row says.
-    """
+    """R θ = r: R (q, D), r (q,), and what each row says."""
 
     matrix: Array
     value: Array
@@ -55,21 +47,9 @@ class _Form(NamedTuple):
 def restrictions(given: object, names: Sequence[str], argument: str = "hypothesis") -> Restrictions:
     """Rows of a matrix from words, a list of them, a matrix, or a matrix with what its rows are to equal.
 
-    Parameters
-    ----------
-    given
-        Text such as `"a = 0, 2*b - c = 1"`: parameters by name, numbers, `+ - * /`, brackets, commas between
-        statements. `a = b = 0` is two; an expression without `=` is held against 0. Names are matched longest first;
-        in backticks, any is taken as it is. Or an array (q, D), or a pair of one and of a vector (q,).
-    names
-        The parameters.
-    argument
-        What to call it in a message.
-
-    Raises
-    ------
-    InvalidInput
-        If a name is unknown, an expression is not linear, or a matrix has another width.
+    Words are such as `"a = 0, 2*b - c = 1"`: parameters by name, numbers, `+ - * /`, brackets, commas between statements.
+    `a = b = 0` is two; an expression without `=` is held against 0. Names are matched longest first; in backticks, any is
+    taken as it is. An array is (q, D), a pair one of these and a vector (q,). `argument` is what to call it in a message.
     """
     if isinstance(given, str):
         given = [given]

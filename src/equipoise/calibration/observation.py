@@ -17,21 +17,11 @@ _FURTHEST = 5.0  # standard deviations: one normal draw in two million is furthe
 
 @dataclass(frozen=True)
 class Observed:
-    """What the draws of a run show.
+    """What the draws of a run show, all together and by parameter.
 
-    Attributes
-    ----------
-    chains, length
-        How many chains, and draws of each.
-    mean, cov
-        Of all draws.
-    tau
-        Autocorrelation time of each parameter, in stored draws.
-    rhat, skewness, kurtosis
-        By parameter; the kurtosis is the excess over a normal law's. Draws beyond five standard deviations count as
-        five: in a law with heavy tails a single draw would decide.
-    guard_rate
-        Share of the steps on which the guard acted.
+    `tau` is the autocorrelation time, in stored draws; the kurtosis is the excess over a normal law's. In it and in the
+    skewness draws beyond five standard deviations count as five: in a law with heavy tails a single draw would decide.
+    `guard_rate` is the share of the steps on which the guard acted.
     """
 
     chains: int

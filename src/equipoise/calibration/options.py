@@ -262,21 +262,9 @@ def takes(*groups: type) -> Callable[[F], F]:
 
 
 def options_of(group: type[Group], options: Mapping[str, object], known: type, **given: object) -> Group:
-    """The part of a verb's options that belongs to a group.
+    """The part of a verb's options that belongs to a group, with those `given` that are arguments of their own.
 
-    Parameters
-    ----------
-    group
-        The group.
-    options, known
-        All options given, and the table of those that exist.
-    **given
-        Members of the group that are arguments of their own.
-
-    Raises
-    ------
-    InvalidInput
-        For an option that does not exist; the nearest one is named.
+    An option that is not among those `known` is refused, and the nearest one named.
     """
     names = known.__annotations__
     for name in options:

@@ -31,13 +31,7 @@ _BLOCK = 1 << 21
 def new_rows(
     given: object, names: tuple[str, ...], design: Design | None, offset: object
 ) -> tuple[Rows, pd.Index | None]:
-    """New rows in the fitted columns, and the index of the table they came in (None for arrays).
-
-    Raises
-    ------
-    InvalidInput
-        If a fitted column is absent.
-    """
+    """New rows in the fitted columns, which must all be there, and the index of the table they came in (None for arrays)."""
     frame = as_table(given)
     index = None if frame is None else frame.index
     matrix = given

@@ -24,15 +24,7 @@ __all__ = ["Preview", "preview"]
 
 @dataclass(frozen=True, repr=False)
 class Preview(Card):
-    """The law of a chain beside the target it is compared with.
-
-    Attributes
-    ----------
-    moments, law
-        The problem's moments, and the law of the chain.
-    target, target_name
-        The covariance to compare with, and what it is called.
-    """
+    """The law of a chain and the moments of its problem, beside the target it is compared with and what that is called."""
 
     moments: Moments
     law: Stationary

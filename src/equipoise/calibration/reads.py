@@ -33,20 +33,11 @@ _GIGA = 1e9
 
 @dataclass(frozen=True)
 class Reads:
-    """How files are read for a run.
+    """How files are read for a run: which, how large they are as far as that is known, and what reading may take.
 
-    Attributes
-    ----------
-    where
-        What they are.
-    bytes, memory
-        How large they are, as far as that is known, and what reading may take.
-    passes
-        How often they were read until the plan was made, the first time included.
-    pools
-        How often they will be read for the rows of all steps, those at half the step included where a shape is checked by them.
-    seconds
-        What one pass takes.
+    `passes` is how often they were read until the plan was made, the first time included; `pools` how often they will be
+    for the rows of all steps, those at half the step included where a shape is checked by them; `seconds` what one pass
+    takes.
     """
 
     where: str

@@ -17,6 +17,7 @@ from equipoise.models.binding import bind, verb
 from equipoise.models.problem import Problem
 from equipoise.models.verbs import moments, settle
 from equipoise.theory.dynamics import Dynamics
+from equipoise.theory.moments import Moments
 from equipoise.theory.stationary import Stationary, stationary
 
 __all__ = ["ExpectedLoss", "Optimum", "expected_test_loss", "optimal_batch_size", "optimal_weight_decay"]
@@ -138,11 +139,7 @@ def optimal_weight_decay(
     def loss(gamma: float) -> float:
         decayed = base.with_precision(gamma)
         fitted = fit(decayed)
-        try:
-            law = stationary(moments(decayed, fitted), step, dynamics)
-        except UnstableStep:
-            return np.inf
-        return expected_test_loss(test, fitted, law).value
+        return _loss(test, fitted, moments(decayed, fitted), step, dynamics)
 
     grid = np.concatenate([[0.0], np.geomspace(low, high, 41)])
     losses = np.array([loss(g) for g in grid])
@@ -181,18 +178,21 @@ def optimal_batch_size(
     fitted = fit(problem)
     found, test = moments(problem, fitted), bind(problem.model, test_data)
     grid = np.unique(np.geomspace(1, found.n, 60).astype(int))
-    losses = np.empty(len(grid))
-    for i, size in enumerate(grid):
-        try:
-            law = stationary(found, step, replace(dynamics, batch_size=int(size)))
-            losses[i] = expected_test_loss(test, fitted, law).value
-        except UnstableStep:
-            losses[i] = np.inf
+    losses = np.array([_loss(test, fitted, found, step, replace(dynamics, batch_size=int(size))) for size in grid])
     best = losses.min()
     if not np.isfinite(best):
         raise InvalidInput("step", "stable for some batch size", step, "use a smaller step: see eq.max_stable_step")
     enough = int(np.argmax(losses <= best + tolerance * abs(best)))
     return Optimum(float(grid[enough]), float(losses[enough]), grid.astype(np.float64), losses)
+
+
+def _loss(test: Problem, fitted: Fit, found: Moments, step: ArrayLike, dynamics: Dynamics) -> float:
+    """Expected test loss of a chain; infinite where it is unstable."""
+    try:
+        law = stationary(found, step, dynamics)
+    except UnstableStep:
+        return np.inf
+    return expected_test_loss(test, fitted, law).value
 
 
 def _refined(loss: Callable[[float], float], grid: Array, losses: Array) -> Optimum:

@@ -43,20 +43,9 @@ class Side(NamedTuple):
 class RowFacts(Card):
     """What the rows of a fit show.
 
-    Attributes
-    ----------
-    rows, dropped
-        Rows of the table, and those left out for missing values.
-    response_mean, response_sd
-        Of the response; of successes for counts of them.
-    column_sd
-        Standard deviation of every column of the design matrix.
-    errors
-        Standard errors by other covariances than the target, by their names.
-    side
-        Predictions beside responses; None for a loss that has no predictions.
-    statistics
-        Log-likelihood and the like; None for a loss that is no likelihood.
+    How many there were and how many had missing values; mean and spread of the response (of successes, for counts of
+    them) and of every column of the design matrix; standard errors by other covariances, by name; predictions beside
+    responses and statistics of the fit, None for a loss that has none.
     """
 
     rows: int

@@ -207,13 +207,7 @@ def rows(
 
 
 def shares(made: Rows, trials: Array, labels: Index | None) -> Rows:
-    """Counts of successes as shares of their trials, which weigh the rows.
-
-    Raises
-    ------
-    InvalidInput
-        Naming the first row where they are none.
-    """
+    """Counts of successes as shares of their trials, which weigh the rows; the first row where they are none is named."""
     require_finite("trials", trials, labels)
     require_rows("trials", trials, trials > 0.0, labels, "positive", "leave out rows without a trial")
     inside = (made.y >= 0.0) & (made.y <= trials)

@@ -28,20 +28,9 @@ __all__ = ["Asked"]
 class Asked:
     """What a scan is asked for; it travels to where the rows are.
 
-    Attributes
-    ----------
-    formula
-        The formula, or None for columns as they are.
-    columns
-        The columns as they are.
-    beside
-        The columns of weights, frequency, offset and trials, by these names.
-    clusters, clock
-        The columns that say which rows belong together, and when they were observed.
-    missing
-        `"raise"` or `"drop"`.
-    context
-        Functions that the formula may call.
+    A formula, or columns as they are; those of weights, frequency, offset and trials `beside`, by these names; those that
+    say which rows belong together and when they were observed; whether missing values are to `"raise"` or to `"drop"`
+    rows; and functions that the formula may call.
     """
 
     formula: str | None

@@ -40,13 +40,7 @@ _ANEW = 2
 
 
 def as_executor(given: object) -> Executor | None:
-    """Anything with `submit`; the client of a Dask cluster in a coat that says what went wrong.
-
-    Raises
-    ------
-    InvalidInput
-        If it has no `submit`.
-    """
+    """Anything with `submit`, and nothing else; the client of a Dask cluster in a coat that says what went wrong."""
     if given is None or isinstance(given, ClusterExecutor):
         return given
     if not callable(getattr(given, "submit", None)):
@@ -189,13 +183,7 @@ def _first_line(error: BaseException) -> str:
 
 @contextmanager
 def connected(address: str) -> Iterator[Any]:
-    """The client of a scheduler, or of processes that are started here for `"local"` and end with it.
-
-    Raises
-    ------
-    InvalidInput
-        If Dask is not installed, or no scheduler answers.
-    """
+    """The client of a scheduler that answers, or of processes that are started here for `"local"` and end with it."""
     try:
         import distributed
     except ImportError as error:
@@ -239,10 +227,7 @@ def client_of(source: object, executor: Executor | None) -> Executor | None:
 def partitions(source: Any, columns: Sequence[str]) -> tuple[PartitionPart, ...]:
     """The partitions of a Dask DataFrame, of the columns that are needed.
 
-    Raises
-    ------
-    InvalidInput
-        If they are held in the memory of a cluster: they have no recipe to be made by again.
+    Those in the memory of a cluster are refused: they have no recipe to be made by again.
     """
     from dask import optimization
 

@@ -27,20 +27,10 @@ __all__ = ["ColumnEncoder", "column_encoder"]
 
 @dataclass(frozen=True)
 class ColumnEncoder:
-    """Makes observations of a table: for each name a column, or several as a matrix.
+    """Makes observations of a table: for each name of `shape` a column, or several as a matrix, of its type.
 
-    Attributes
-    ----------
-    asked
-        What is read, and which rows take part.
-    shape
-        The names with their columns.
-    types
-        The type of each of the arrays.
-    whole
-        Whether every row takes part.
-    clusters, clock
-        The columns that blocks carry beside.
+    `asked` says what is read and which rows take part, `whole` whether all do; clusters and clock are columns that blocks
+    carry beside.
     """
 
     asked: Asked

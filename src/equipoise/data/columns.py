@@ -68,10 +68,7 @@ class Column:
 def simplified(name: str, column: pd.Series) -> pd.Series:
     """A column without missing values as float64, int64, bool, datetime64, category or an object column of text.
 
-    Raises
-    ------
-    InvalidInput
-        If it is none of these: sparse, complex, lists, a mixture.
+    The rest is refused: sparse, complex, lists, a mixture.
     """
     import pandas as pd
     from pandas.api import types
@@ -199,10 +196,7 @@ def _levels(name: str, simple: pd.Series) -> tuple[Level, ...]:
 def learnt(name: str, column: pd.Series, roles: frozenset[str]) -> Column:
     """What a column without missing values is, given the roles it has in the formula.
 
-    Raises
-    ------
-    InvalidInput
-        If its values have no use in a formula, or its roles contradict each other.
+    Values that have no use in a formula, and roles that contradict each other, are refused.
     """
     simple = simplified(name, column)
     kind = _kind(name, simple, roles)
@@ -226,13 +220,7 @@ def _kind(name: str, simple: pd.Series, roles: frozenset[str]) -> Kind:
 
 
 def first_of_each(name: str, column: pd.Series, roles: frozenset[str]) -> dict[Level, int] | None:
-    """The levels of a column, each with the place where it occurs first; None if it has no levels.
-
-    Raises
-    ------
-    InvalidInput
-        If it has more than a design can have.
-    """
+    """The levels of a column, each with the place where it occurs first; None if it has no levels, and refused if too many."""
     simple = simplified(name, column)
     if _kind(name, simple, roles) != "category" and "coded" not in roles:
         return None
@@ -263,13 +251,7 @@ def plain_values(name: str, column: pd.Series, roles: frozenset[str]) -> pd.Seri
 
 
 def column_values(name: str, column: pd.Series, known: Column) -> pd.Series:
-    """A column of any table without missing values, as it was when the model was fitted.
-
-    Raises
-    ------
-    InvalidInput
-        If it holds something else than then, or levels not seen then.
-    """
+    """A column of any table without missing values, as it was when the model was fitted; what it was not then is refused."""
     import pandas as pd
 
     simple = simplified(name, column)
@@ -296,13 +278,7 @@ def column_values(name: str, column: pd.Series, known: Column) -> pd.Series:
 
 
 def level_codes(name: str, column: pd.Series, known: Column) -> Index:
-    """The place of each value of a column among its levels.
-
-    Raises
-    ------
-    InvalidInput
-        If a level was not seen when fitting.
-    """
+    """The place of each value of a column among its levels; one that was not seen when fitting is refused."""
     return np.asarray(_known_codes(name, simplified(name, column), known.levels or ()), dtype=np.int64)
 
 

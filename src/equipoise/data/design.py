@@ -179,13 +179,7 @@ class Design(Card):
 
     @classmethod
     def from_json(cls, text: str) -> Design:
-        """A design from the text that `to_json` made.
-
-        Raises
-        ------
-        InvalidInput
-            If the text is anything else, or its formula has more than formulas may have.
-        """
+        """A design from the text that `to_json` made; any other is refused, as is what formulas may not have."""
         record = loaded(text, _KEYS)
         if record["format"] != _FORMAT or isinstance(record["format"], bool):
             raise damaged("format", f"{_FORMAT}, the one this version reads", record["format"])
@@ -232,13 +226,7 @@ def without_offset(matrix: pd.DataFrame, offsets: Collection[str]) -> tuple[pd.D
 
 
 def learnt_encoding(reading: Reading, spec: ModelSpec) -> dict[str, Any]:
-    """What formulaic learnt from a table, as fields of a `Design`.
-
-    Raises
-    ------
-    InvalidInput
-        If two terms would have the same name, of which formulaic keeps one.
-    """
+    """What formulaic learnt from a table, as fields of a `Design`; of two terms of one name it keeps one, which is refused."""
     every, state = (str(name) for name in spec.column_names), spec.transform_state
     names = tuple(name for name in every if name not in reading.offsets)
     doubled = sorted({name for name in names if names.count(name) > 1})
@@ -258,13 +246,7 @@ def learnt_encoding(reading: Reading, spec: ModelSpec) -> dict[str, Any]:
 
 
 def vector(name: str, values: object, rows: int) -> pd.Series:
-    """One value per row, from a list, array or Series; the index of a Series is ignored.
-
-    Raises
-    ------
-    InvalidInput
-        If it has another length.
-    """
+    """One value per row, from a list, array or Series of that length; the index of a Series is ignored."""
     import pandas as pd
 
     try:

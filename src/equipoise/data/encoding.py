@@ -46,16 +46,8 @@ _ROOM = Room()
 class LazyRows(Card):
     """Rows whose design matrix is made block by block, while a pass has it in cache.
 
-    Attributes
-    ----------
-    rows
-        All but the matrix.
-    recipe, inputs
-        How it is made, and what of.
-    labels, place
-        What the rows are called in messages, and where they are from.
-    apart, sound
-        Whether the columns of the matrix lie one after the other, and whether its numbers are known to be in order.
+    `rows` are all but the matrix, recipe and inputs how it is made and what of; labels and place are for messages.
+    `apart`: its columns lie one after the other; `sound`: its numbers are known to be in order.
     """
 
     rows: Rows

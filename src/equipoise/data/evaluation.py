@@ -44,13 +44,7 @@ def specified(
 def evaluated(
     spec: ModelSpec | Formula, frame: pd.DataFrame, formula: str, context: Mapping[str, UserFunction]
 ) -> ModelMatrix | ModelMatrices:
-    """Apply a formula that was read, or an encoder; values that a transform makes undefined are kept.
-
-    Raises
-    ------
-    InvalidInput
-        If formulaic cannot apply it to the table.
-    """
+    """Apply a formula that was read, or an encoder, or say why formulaic cannot; what a transform makes undefined is kept."""
     try:
         with np.errstate(all="ignore"):
             make, seen = _materializer(), functions_in_sight(context)
@@ -89,13 +83,7 @@ def _reason(formula: str, error: BaseException) -> str:
 
 
 def as_numbers(matrix: pd.DataFrame, formula: str) -> pd.DataFrame:
-    """A design matrix as float64.
-
-    Raises
-    ------
-    InvalidInput
-        If a function of the user's made something else.
-    """
+    """A design matrix as float64; refused if a function of the user's made something else."""
     try:
         return matrix.astype(np.float64)
     except (TypeError, ValueError) as error:

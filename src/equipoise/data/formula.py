@@ -153,14 +153,9 @@ def _reading(formula: str, left: Uses, right: Uses, written: frozenset[str]) -> 
 
 
 def parsed(text: object, context: Mapping[str, UserFunction]) -> tuple[Formula, Reading]:
-    """A formula by formulaic's parser, and what is left to use of it once terms were taken away.
+    """A formula by formulaic's parser, and what is left to use of it once terms were taken away; neither side is empty.
 
     The text is read before, and what formulaic made of it is read again: nothing unread is ever evaluated.
-
-    Raises
-    ------
-    InvalidInput
-        If either reading refuses it, formulaic cannot parse it, or a side is empty.
     """
     first = read(text, context)
     sides = _formulaic(first.text)

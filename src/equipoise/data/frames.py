@@ -33,13 +33,7 @@ _FEW_LEVELS = 1000
 
 
 def as_frame(data: object) -> pd.DataFrame:
-    """A DataFrame, or anything with a `to_pandas` method (Polars, Arrow), as a DataFrame with at least one row.
-
-    Raises
-    ------
-    InvalidInput
-        If it is neither, or empty.
-    """
+    """A DataFrame with at least one row, from one or from anything with a `to_pandas` method (Polars, Arrow)."""
     import pandas as pd  # slow to import: only those who bring tables pay for it
 
     frame = data
@@ -64,13 +58,7 @@ def as_frame(data: object) -> pd.DataFrame:
 
 
 def picked(frame: pd.DataFrame, names: Collection[str], argument: str = "formula") -> pd.DataFrame:
-    """The named columns, with rows numbered from zero.
-
-    Raises
-    ------
-    InvalidInput
-        If one is absent, or there twice.
-    """
+    """The named columns, each there once, with rows numbered from zero."""
     known = [str(c) for c in frame.columns]
     absent = [name for name in names if name not in known]
     if absent:

@@ -176,13 +176,7 @@ MOMENTS = frozenset(
 
 
 def user_functions(context: Mapping[str, UserFunction] | None) -> dict[str, UserFunction]:
-    """The functions a user lets formulas call, checked.
-
-    Raises
-    ------
-    InvalidInput
-        If a name is taken or no plain name, or a value is not a plain function.
-    """
+    """The functions a user lets formulas call, checked: plain ones, under plain names that are not taken."""
     import inspect
     from keyword import iskeyword
 

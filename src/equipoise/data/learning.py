@@ -134,18 +134,9 @@ def _joined_witness(first: Lessons, second: Lessons) -> tuple[pd.DataFrame, dict
 class Learner:
     """Reads a part and finds what a formula learns from it.
 
-    Attributes
-    ----------
-    asked
-        The formula and all that goes with it.
-    known
-        The calls whose numbers were found before.
-    chunk
-        Rows to read at a time.
-    most, share
-        Rows of the sample, and how likely a row is to be among them at most.
-    far
-        Of which columns rows at the ends are kept, and how many.
+    `known` are calls whose numbers were found before, `chunk` the rows to read at a time, `most` and `share` the rows of
+    the sample and how likely a row is to be among them at most, and `far` of which columns rows at the ends are kept, and
+    how many.
     """
 
     asked: Asked

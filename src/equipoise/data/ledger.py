@@ -67,13 +67,7 @@ def _feed(digest: hashlib.blake2b, item: object) -> None:
 
 
 class Ledger:
-    """The finished passes of a stage, in one file.
-
-    Parameters
-    ----------
-    path
-        The file; None keeps nothing.
-    """
+    """The finished passes of a stage, in one file; a path of None keeps nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -43,14 +43,8 @@ def mark_columns(marking: Marking) -> list[str]:
 class Marks(Card):
     """Clusters and times of rows.
 
-    Attributes
-    ----------
-    names
-        What the ways of clustering are called.
-    labels
-        (rows, ways) whole numbers: rows with the same one belong together, wherever they are.
-    time, clock
-        (rows,) when each was observed, or None; and what that is called.
+    `labels` are (rows, ways) whole numbers: rows with the same one belong together, wherever they are. `time` is when
+    each was observed, (rows,) or None, and `clock` what that is called.
     """
 
     names: tuple[str, ...]
@@ -73,13 +67,7 @@ class Marks(Card):
         )
 
     def chosen(self, names: Sequence[str]) -> Marks:
-        """Some of the ways of clustering.
-
-        Raises
-        ------
-        InvalidInput
-            If one is not kept.
-        """
+        """Some of the ways of clustering that are kept."""
         for name in names:
             if name not in self.names:
                 kept = f"one of {', '.join(self.names)}" if self.names else "given when the data were read"
@@ -91,17 +79,9 @@ class Marks(Card):
 def marked(height: int, known: Marks | None, clusters: object, time: object) -> Marks | None:
     """The marks of `height` rows: those known, with clusters and times that are given by name or as arrays.
 
-    Parameters
-    ----------
-    height
-        Number of rows.
-    known
-        What the rows have already, or None.
-    clusters
-        Names of known clusters; or one label per row, several such arrays in a list, the columns of a matrix or of a
-        DataFrame, or a mapping of names to arrays. None keeps what is known.
-    time
-        One number or date per row, or the name of the known ones; None keeps what is known.
+    Clusters are names of known ones; or one label per row, several such arrays in a list, the columns of a matrix or of a
+    DataFrame, or a mapping of names to arrays. Times are one number or date per row, or the name of the known ones. None
+    keeps what is known.
     """
     if clusters is None and time is None:
         return known
@@ -164,15 +144,10 @@ def _of_height(name: str, values: ArrayLike, height: int) -> ArrayLike:
     return values
 
 
-def labels_of(values: ArrayLike, name: str = "clusters") -> Labels:
-    """Labels as whole numbers that depend on the label alone: the same in every block, file and process.
+def labels_of(values: ArrayLike, name: str) -> Labels:
+    """Labels, none of them missing, as whole numbers that depend on the label alone: the same in every block, file and process.
 
     Whole numbers stand for themselves, dates for their nanoseconds, text for a hash of 64 bits.
-
-    Raises
-    ------
-    InvalidInput
-        If one is missing.
     """
     kind = getattr(getattr(values, "dtype", None), "kind", None)
     array = np.asarray(values) if kind not in (None, "O") else None
@@ -201,14 +176,8 @@ def labels_of(values: ArrayLike, name: str = "clusters") -> Labels:
     return pd.util.hash_array(text, categorize=True).view(np.int64)
 
 
-def times_of(values: ArrayLike, name: str = "time") -> Array:
-    """Times as numbers, dates as nanoseconds.
-
-    Raises
-    ------
-    InvalidInput
-        If one is missing, or neither a number nor a date.
-    """
+def times_of(values: ArrayLike, name: str) -> Array:
+    """Times as numbers, dates as nanoseconds; each must be one of the two."""
     array = np.asarray(values)
     if array.dtype.kind not in "iubfM":
         import pandas as pd

@@ -17,19 +17,9 @@ LARGEST = 1e100
 
 
 def require_weights(weights: Array | None, frequency: Array | None, labels: Index | None = None) -> None:
-    """Raise unless weights and frequencies say how much each row counts, and at least one row does.
+    """Raise unless weights and frequencies, where given, say how much each row counts, and at least one row does.
 
-    Parameters
-    ----------
-    weights, frequency
-        One finite number per row, or None.
-    labels
-        What the rows are called in the message; their numbers if None.
-
-    Raises
-    ------
-    InvalidInput
-        Naming the first row that is wrong.
+    The first row that is wrong is named by its label, or by its number if there are none.
     """
     if weights is not None:
         require_rows(
@@ -100,7 +90,7 @@ def _floats(name: str, values: object) -> Array:
         raise given from error
 
 
-def require_moderate(name: str, array: Array, labels: Index | None = None) -> None:
+def require_moderate(name: str, array: Array, labels: Index) -> None:
     """Raise, naming the first row by its label, unless all numbers are finite and moderate; a sum of squares tells mostly."""
     flat = array.ravel(order="K")
     # BLAS would start threads for it

@@ -29,14 +29,10 @@ _WAITING = 2
 
 @dataclass(frozen=True)
 class Passage(Generic[Block]):
-    """Reads parts.
+    """Reads parts, into what a reader makes of them.
 
-    Attributes
-    ----------
-    reader, parts
-        What is made of the parts, and all of them.
-    memory, executor, meter
-        Bytes that it may take, where parts are read (None for threads of this process), and what counts the rows.
+    `memory` are bytes that it may take, `executor` where parts are read (None for threads of this process), `meter` what
+    counts the rows.
     """
 
     reader: Reader[Block]

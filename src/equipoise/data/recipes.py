@@ -44,18 +44,9 @@ class Inputs(NamedTuple):
 class Recipe:
     """How each column of a design matrix is made.
 
-    Attributes
-    ----------
-    width
-        Number of columns.
-    ones
-        Those that are 1.
-    numbers
-        Those that are a column of the table, or an expression in some.
-    levels
-        For each column with levels, the column of the matrix that indicates each level, or −1.
-    products
-        Those that are a product: of columns, and of levels, given by column and place.
+    `ones` are those that are 1; `numbers` those that are a column of the table, or an expression in some; `levels` has
+    for each column with levels the column of the matrix that indicates each, or −1; `products` are of columns, and of
+    levels given by column and place.
     """
 
     width: int
@@ -65,13 +56,7 @@ class Recipe:
     products: tuple[tuple[int, tuple[str | tuple[str, int], ...]], ...]
 
     def inputs(self, chosen: pd.DataFrame, known: Mapping[str, Column], evaluate: Evaluate) -> Inputs:
-        """What it needs of columns without missing values.
-
-        Raises
-        ------
-        InvalidInput
-            If an expression is infinite or undefined somewhere.
-        """
+        """What it needs of columns without missing values; an expression that is infinite or undefined somewhere is refused."""
         every = [*(name for _, name in self.numbers), *(part for _, parts in self.products for part in parts)]
         plain = {part for part in every if isinstance(part, str)}
         coded = {*self.levels, *(part[0] for part in every if not isinstance(part, str))}

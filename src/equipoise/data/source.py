@@ -116,16 +116,9 @@ class Source(Protocol[Block]):
 def ordered_reduce(parts: Sequence[Block], f: Callable[[Block], Sums], threads: int | None = None) -> Sums:
     """Σ f(part), on threads when there are parts enough; the order of the sums is that of the parts.
 
-    BLAS is held to one thread meanwhile: a product's order of summation would depend on its number.
-
-    Parameters
-    ----------
-    parts
-        The blocks.
-    f
-        Makes a named tuple of arrays and floats of a block, all of them new.
-    threads
-        How many; by default one for every core that this process may use.
+    BLAS is held to one thread meanwhile: a product's order of summation would depend on its number. `f` makes a named
+    tuple of arrays and floats of a block, all of them new. By default there is a thread for every core that this process
+    may use.
     """
     workers = threads or cores()
     with fixed_order():

@@ -30,10 +30,7 @@ _COMMA = re.compile(r"'\s*[-+]?\d+(,\d+)+(\.\d*)?\s*'")
 def spellings(frame: pd.DataFrame, roles: Mapping[str, frozenset[str]], label: str) -> Spelling:
     """Where the columns of a text file that are not numbers have numbers and words; columns inside C() may have both.
 
-    Raises
-    ------
-    InvalidInput
-        If a column has both, or numbers with commas, naming it and the rows.
+    Any other that has both, or numbers with commas, is refused with its rows.
     """
     free = [name for name, uses in roles.items() if not uses & {"coded", "hashed"} and _is_text(frame[name])]
     found = {name: _firsts(frame[name].dropna()) for name in free}
@@ -50,10 +47,7 @@ def spellings(frame: pd.DataFrame, roles: Mapping[str, frozenset[str]], label: s
 def both_spellings(first: Spelling, second: Spelling) -> Spelling:
     """Those of two pieces of the same files, the first before the second.
 
-    Raises
-    ------
-    InvalidInput
-        If a column has numbers in one and words in the other, naming column, rows and files.
+    A column of numbers in one and words in the other is refused, naming column, rows and files.
     """
     if not first or not second:
         return first or second

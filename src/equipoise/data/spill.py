@@ -44,13 +44,7 @@ class Spill:
         return sorted(self._places)
 
     def add(self, number: int, thing: object) -> None:
-        """Set a thing aside.
-
-        Raises
-        ------
-        InvalidInput
-            If there is no room on the disk.
-        """
+        """Set a thing aside; refused if there is no room on the disk."""
         with _named():
             self._places.setdefault(number, []).append(self._file.seek(0, 2))
             pickle.dump(thing, self._file, protocol=pickle.HIGHEST_PROTOCOL)

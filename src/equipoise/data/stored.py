@@ -134,13 +134,7 @@ _STATE: dict[str, Callable[[object], bool]] = {
 
 
 def level_record(level: Level) -> object:
-    """A level as JSON holds it.
-
-    Raises
-    ------
-    InvalidInput
-        If it is not text, a number, a truth value, a date or an interval of these.
-    """
+    """A level as JSON holds it: text, a number, a truth value, a date or an interval of these; any other is refused."""
     import pandas as pd
 
     if isinstance(level, np.generic):
@@ -223,13 +217,7 @@ def read_names(value: object) -> tuple[str, ...]:
 
 
 def loaded(text: object, keys: Collection[str]) -> dict[str, Any]:
-    """The object in a JSON text that has exactly the given keys.
-
-    Raises
-    ------
-    InvalidInput
-        If the text is not JSON, has other keys, a key twice, or is absurdly long.
-    """
+    """The object in a JSON text, not absurdly long, that has exactly the given keys, each once; any other text is refused."""
     if not isinstance(text, str) or len(text) > _MOST_CHARACTERS:
         raise damaged("text", "a string of reasonable length", type(text).__name__)
     try:

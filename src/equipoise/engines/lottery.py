@@ -24,14 +24,9 @@ _HALF = 32  # bits of a limit, and of an alias
 
 
 class Lottery(NamedTuple):
-    """What rows are drawn with, and what their terms are multiplied by for it.
+    """What rows are drawn with, and 1/(N p_n), (N,), which their terms are multiplied by for it.
 
-    Attributes
-    ----------
-    columns
-        Of each column, in the high 32 bits the limit from which on its alias is drawn, and in the low ones the alias, (N,).
-    weights
-        1/(N p_n), (N,).
+    Of each of N columns, the high 32 bits are the limit from which on its alias is drawn, the low ones the alias.
     """
 
     columns: Words

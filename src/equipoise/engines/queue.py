@@ -56,18 +56,10 @@ class Turn:
 class Queue:
     """What chains will draw, brought from a scan when they need it.
 
-    Parameters
-    ----------
-    source, dynamics, noise
-        The rows, how they are drawn, and the scales of the injected noise, whose generator is the same.
-    capacity
-        How many rows may wait in memory.
-    touched
-        How many rows all chains will draw in all, as far as it is known.
-    put
-        Called with places in the table, the rows that go there, and 1/(N p_n) of each (nothing for rows drawn alike).
-    weight
-        For a rule that draws by weight: what probabilities are proportional to.
+    `noise` are the scales of the injected noise, whose generator is the same; `capacity` is how many rows may wait in
+    memory, `touched` how many all chains will draw, as far as it is known. `put` is called with places in the table, the
+    rows that go there, and 1/(N p_n) of each (nothing for rows drawn alike); `weight` is what probabilities are
+    proportional to, for a rule that draws by weight.
     """
 
     def __init__(

@@ -191,12 +191,8 @@ def rows_with_replacement(state: State, size: np.uint64, batch: NDArray[np.uint6
 def distinct_rows(state: State, order: Permutation, swaps: NDArray[np.uint64], batch: NDArray[np.uint64]) -> None:
     """Fill `batch` with distinct uniform row numbers: a partial Fisher–Yates shuffle, undone at the end.
 
-    Parameters
-    ----------
-    order
-        Scratch: 0, 1, …, N − 1 on entry and on return, so that no permutation is part of a chain's state.
-    swaps
-        Scratch of the batch's length.
+    `order` is scratch: 0, 1, …, N − 1 on entry and on return, so that no permutation is part of a chain's state; `swaps`
+    is scratch of the batch's length.
     """
     for k in range(batch.size):
         here = np.uint64(k)
@@ -236,14 +232,8 @@ def rows_by_lottery(
 ) -> None:
     """Fill `batch` with independent row numbers of unequal probabilities: a row, or from its limit on its alias.
 
-    The high half of a word chooses the row, the low half is held against the limit.
-
-    Parameters
-    ----------
-    columns
-        Of each row the limit, in the high half, and the alias.
-    halves
-        Scratch of the batch's length.
+    The high half of a word chooses the row, the low half is held against the limit. `columns` has of each row the limit,
+    in the high half, and the alias; `halves` is scratch of the batch's length.
     """
     size = np.uint64(columns.size)
     words = _load(state)

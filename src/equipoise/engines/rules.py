@@ -110,12 +110,8 @@ class Drawing(NamedTuple):
 class Queueing(NamedTuple):
     """How a batch rule draws where rows are too many to hold, and lie in the table in the order in which they are drawn.
 
-    Attributes
-    ----------
-    foretell
-        What tells a drawn row, before it is brought: its number, or a word for its share of all weight.
-    draw
-        The same draws in the loop, where the rows are the next ones of the table.
+    `foretell` tells a drawn row, before it is brought: its number, or a word for its share of all weight. `draw` are the
+    same draws in the loop, where the rows are the next ones of the table.
     """
 
     foretell: Draw
@@ -248,14 +244,8 @@ def urn_for(
 class Coordinates(NamedTuple):
     """Coordinates φ, θ = θ̂ + L φ, in which a step matrix is the identity and the noise to inject is diagonal.
 
-    Attributes
-    ----------
-    root
-        L, Λ = L Lᵀ.
-    noise
-        Standard deviations of the injected noise, (D,).
-    free
-        Whether L times any orthogonal matrix would do as well, so that it may be turned for something else.
+    `root` is L, Λ = L Lᵀ, and `noise` the standard deviations, (D,). Where it is `free`, L times any orthogonal matrix
+    would do as well, so that it may be turned for something else.
     """
 
     root: Array

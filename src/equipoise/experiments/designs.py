@@ -40,18 +40,10 @@ class MissingData(InvalidInput):
 
 @dataclass(frozen=True)
 class Study:
-    """A model, the data it is fitted to, and how the paper ran its chains there.
+    """A model and the (X, y) it is fitted to, named as in the tables, and how the paper ran its chains there.
 
-    Attributes
-    ----------
-    dataset, loss
-        Names, as in the tables.
-    model, data
-        The model and (X, y).
-    truth
-        The parameter the data were made with, where there is one.
-    epochs, discarded
-        Passes over the data per chain, and the share discarded at the start.
+    `truth` is the parameter the data were made with, where there is one; `epochs` are passes over the data per chain, of
+    which a share is discarded at the start.
     """
 
     dataset: str

@@ -61,20 +61,9 @@ class Result(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Scale:
-    """How much to run.
+    """How much to run: repetitions of every cell, by which settings, with the German credit file and a seed of it all.
 
-    Attributes
-    ----------
-    smoke
-        Small sizes: whether everything works and the orderings of the theory show.
-    repetitions
-        Of every cell.
-    settings
-        "released", "described" or both.
-    german
-        The German credit file.
-    seed
-        Of the whole run; every repetition has its own, derived from it.
+    `smoke` asks for small sizes: whether everything works and the orderings of the theory show.
     """
 
     smoke: bool = False

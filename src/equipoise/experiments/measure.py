@@ -33,20 +33,10 @@ _PER_PASS = 4
 class Chain:
     """A chain that was run, and the law it follows in theory.
 
-    Attributes
-    ----------
-    draws
-        (draws, D); None when it left the numbers a computer has.
-    law
-        Its stationary law under the exact proxy; None when it has none.
-    radius
-        Spectral radius of its second moments: above 1 they grow without bound.
-    floor
-        Monte Carlo error of its covariance, relative to the target.
-    bias
-        Distance of the law's covariance from the target, relative to it; None after pilots, which trust no law.
-    passes
-        Passes over the data after burn-in.
+    There are no draws when it left the numbers a computer has, and there is no law when it has none under the exact
+    proxy: `radius` is that of its second moments, which above 1 grow without bound. `floor` is the Monte Carlo error of
+    its covariance and `bias` the distance of the law's from the target, both relative to the target; there is no bias
+    after pilots, which trust no law. `passes` are those after burn-in.
     """
 
     draws: Array | None

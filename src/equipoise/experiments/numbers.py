@@ -198,17 +198,7 @@ def _huge(value: float) -> bool:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, whether it holds, and the numbers that show it.
-
-    Attributes
-    ----------
-    text
-        What the paper says.
-    verdict
-        "holds", "holds in part" or "does not hold".
-    evidence
-        The numbers.
-    """
+    """A claim of the paper, whether it "holds", "holds in part" or "does not hold", and the numbers that show it."""
 
     text: str
     verdict: str

@@ -91,13 +91,7 @@ LAWS: dict[str, Law] = {
 
 
 def law_of(family: Family) -> Law:
-    """The law of a family's response.
-
-    Raises
-    ------
-    InvalidInput
-        If a family of one's own came without.
-    """
+    """The law of a family's response; refused if a family of one's own came without."""
     if family.law not in LAWS:
         raise InvalidInput(
             "model", "of a family whose response has a known law", family.name, "register it with law=..."

@@ -154,13 +154,7 @@ def _require(what: str, value: object, remedy: str) -> None:
 
 
 def _scale(name: str, family: Family, constant: float | None) -> float:
-    """The scale s of a gaussian family; a model without one estimates it before it asks for a loss.
-
-    Raises
-    ------
-    InvalidInput
-        If the family is another one, or the scale is missing or not positive.
-    """
+    """The positive scale s of a gaussian family, and of no other; a model without one estimates it before it has a loss."""
     if family.name != "gaussian":
         remedy = "use eq.glm('gaussian', ...), or divergence=eq.Beta(1.5) for this family"
         raise InvalidInput("family", f"gaussian with divergence={name}", family.name, remedy)

@@ -20,20 +20,10 @@ _SETTLED = 0.1  # residual of an end, of its value, that ends the iteration
 
 
 class Solved(NamedTuple):
-    """Where conjugate gradients for H x = −g ended.
+    """Where conjugate gradients for H x = −g ended: x, H x and ‖g + H x‖.
 
-    Attributes
-    ----------
-    step
-        x, inside the ball or on its edge.
-    bent
-        H x.
-    left
-        ‖g + H x‖.
-    least
-        The curvature that what is left is counted with: the smallest met, or one along flat directions.
-    edge
-        Whether x is on the edge of the ball.
+    `least` is the curvature that what is left is counted with: the smallest met, or one along flat directions. `edge`
+    says whether x is on the edge of the ball.
     """
 
     step: Array
@@ -55,25 +45,11 @@ class Solved(NamedTuple):
 
 
 def solved(product: Product, gradient: Array, radius: float, tolerance: float, small: float, most: int) -> Solved:
-    """The minimum of gᵀx + ½ xᵀHx in a ball, by conjugate gradients (Steihaug's).
+    """The minimum of gᵀx + ½ xᵀHx in a ball, by conjugate gradients (Steihaug's), given the product v ↦ H v.
 
-    Where H does not curve upwards along a search direction, that is followed to the edge; but not where no more than `small`
-    is left of the gradient: a flat direction has a slope of rounding.
-
-    Parameters
-    ----------
-    product
-        v ↦ H v.
-    gradient
-        g.
-    radius
-        Of the ball.
-    tolerance
-        ‖g + Hx‖ that ends it.
-    small
-        The same where H is flat.
-    most
-        Products at most.
+    It ends at a ‖g + Hx‖ of `tolerance`, or after `most` products. Where H does not curve upwards along a search
+    direction, that is followed to the edge; but not where no more than `small` is left of the gradient: a flat direction
+    has a slope of rounding.
     """
     x, bent, left = np.zeros_like(gradient), np.zeros_like(gradient), -gradient
     direction, size = left.copy(), float(left @ left)

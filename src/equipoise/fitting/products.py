@@ -96,24 +96,10 @@ class _Place:
 
 
 def steered(problem: Problem, start: Array, max_iterations: int) -> Fit:
-    """A minimum by products.
+    """A minimum by products; `converged` says whether the distance is as small as asked.
 
-    Parameters
-    ----------
-    problem, start
-        What is minimised, and from where.
-    max_iterations
-        A tenth of the trust region's steps before giving up.
-
-    Returns
-    -------
-    Fit
-        `converged` says whether the distance is as small as asked.
-
-    Raises
-    ------
-    FitFailed
-        If it ends in a saddle point that cannot be left, or on an asymptote.
+    `max_iterations` is a tenth of the trust region's steps before giving up. `FitFailed` if it ends in a saddle point
+    that cannot be left, or on an asymptote.
     """
     with Progress("fitting", None, problem.source.in_memory) as bar:
         first = _scale(problem, start)

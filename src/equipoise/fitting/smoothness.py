@@ -33,12 +33,7 @@ _COARSEST = 0.01  # standard errors: rounding beyond which no minimiser is certi
 def require_steady(before: Array, here: Array, name: Callable[[int], str]) -> None:
     """Raise if curvatures grew without bound: as a scale goes to zero, the density of what it scales goes to infinity.
 
-    Parameters
-    ----------
-    before, here
-        Second derivatives at the start, and where the search is.
-    name
-        Of a parameter.
+    They are those at the start, `before`, and where the search is; `name` is that of a parameter.
     """
     if np.isfinite(here).all() and np.abs(here).max() <= _GROWN * np.abs(before).max():
         return
@@ -103,17 +98,8 @@ def _not_smooth(what: str) -> NotSmooth:
 def allowed(problem: Problem, theta: Array, distance: Callable[[Array], float]) -> float:
     """How far from zero, in standard errors, rounding alone may leave the slope of this loss: ten times its errors.
 
-    Parameters
-    ----------
-    problem, theta
-        Where the search ended.
-    distance
-        Of a gradient, in standard errors.
-
-    Raises
-    ------
-    FitFailed
-        If the loss rounds so coarsely that nothing can be said of its minimiser.
+    `distance` is that of a gradient, in standard errors. `FitFailed` if the loss rounds so coarsely that nothing can be
+    said of its minimiser.
     """
     rng, here, found = np.random.default_rng(0), problem.derivatives(theta, 1).gradient, 0.0
     size = np.maximum(np.abs(theta), _NUDGE / np.sqrt(problem.diagonal(theta)))

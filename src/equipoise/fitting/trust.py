@@ -76,10 +76,7 @@ class _Frame:
 def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     """A minimum of a loss that need not be convex: trust-region Newton, then Newton steps in the curved directions.
 
-    Raises
-    ------
-    FitFailed
-        If it ends in a saddle point (the error carries the directions of negative curvature) or does not converge.
+    `FitFailed` if it ends in a saddle point (it carries the directions of negative curvature) or does not converge.
     """
     if (start.size > FEW or problem.search.dear) and problem.search.metric() is None:
         return by_products(problem, start, max_iterations)
@@ -116,16 +113,8 @@ def _require_start(*parts: float | Array) -> None:
 def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Array, start: Array | None = None) -> Fit:
     """Polish a point that a search ended at, and say what is known of it.
 
-    Parameters
-    ----------
-    frame, z
-        The point.
-    iterations
-        Steps that were taken.
-    value, bends
-        The loss at the start, and about its second derivatives there.
-    start
-        Where the search began, if not at the frame's origin.
+    `value` and `bends` are the loss at the start, and about its second derivatives there; `start` is where the search
+    began, if not at the frame's origin.
     """
     problem, before = frame.problem, value
     yard = problem.search.yardstick(frame.theta(z))

@@ -18,17 +18,7 @@ _ROUNDING = 1e-14  # of an eigenvalue of the injected covariance, relative to th
 
 
 class Move(NamedTuple):
-    """A step's matrices.
-
-    Attributes
-    ----------
-    step
-        Λ, (D, D).
-    root
-        A root of M, (D, rank): normals times it are the injected noise. Rank 0 injects nothing.
-    momentum
-        κ.
-    """
+    """Λ, (D, D); a root of M, (D, rank): normals times it are the injected noise, none for rank 0; and κ."""
 
     step: Array
     root: Array
@@ -36,13 +26,7 @@ class Move(NamedTuple):
 
 
 def move_of(tuning: Tuning) -> Move:
-    """The matrices of a tuning.
-
-    Raises
-    ------
-    InvalidInput
-        For batches drawn by leverage, whose rows a loop would have to draw and weigh by itself.
-    """
+    """The matrices of a tuning; not for batches by leverage, whose rows a loop would have to draw and weigh by itself."""
     instance("tuning", tuning, Tuning, "make one with eq.tune, or eq.Tuning.at for a step of your own")
     if tuning.dynamics.batches == "leverage":
         raise InvalidInput(

@@ -25,14 +25,8 @@ __all__ = ["SiteLayout", "Sites"]
 class Sites:
     """The way from unconstrained coordinates to sites and back.
 
-    Attributes
-    ----------
-    outward
-        Unconstrained values by label → sites by name, those that follow from them included.
-    inward
-        The sites that vary, by name → unconstrained values by label.
-    names
-        The sites that vary.
+    `outward` is from unconstrained values by label to sites by name, those that follow from them included; `inward` from
+    the sites that vary, those of `names`, to unconstrained values by label.
     """
 
     outward: Callable[[PyTree], dict[str, jax.Array]]
@@ -42,15 +36,7 @@ class Sites:
 
 @dataclass(frozen=True)
 class SiteLayout:
-    """Flat coordinates as the sites of a program.
-
-    Attributes
-    ----------
-    structure
-        The unconstrained coordinates.
-    sites
-        What becomes of them.
-    """
+    """Flat coordinates as the sites of a program: the structure of the unconstrained ones, and what becomes of them."""
 
     structure: Structure
     sites: Sites

@@ -167,12 +167,8 @@ class Verb(Protocol[P, _R]):
 def verb(function: Callable[Concatenate[Problem, P], R]) -> Verb[P, R]:
     """Let a function of a problem take `(model, data)` instead; options are checked, and BLAS held to one thread.
 
-    With a model, it takes the options of `bind` too, such as `formula=`.
-
-    Raises
-    ------
-    InvalidInput
-        For an option that does not exist, naming the nearest one, or arguments that are missing.
+    With a model, it takes the options of `bind` too, such as `formula=`. Of an option that does not exist the nearest is
+    named.
     """
     inner: Callable[..., R] = checked(function)
     own = inspect.signature(function)

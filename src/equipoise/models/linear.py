@@ -51,16 +51,9 @@ __all__ = ["LinearProblem"]
 
 @dataclass(frozen=True, repr=False)
 class LinearProblem(Card):
-    """A GLM on its rows: L(θ) = (1/N) [Σ w_n ℓ(x_nᵀθ + o_n, y_n) + ½ (θ−m)ᵀ Γ (θ−m)].
+    """A GLM on its rows, or on a subsample of all N: L(θ) = (1/N) [Σ w_n ℓ(x_nᵀθ + o_n, y_n) + ½ (θ−m)ᵀ Γ (θ−m)].
 
-    Attributes
-    ----------
-    model, source
-        What it is made of; `source` may be a subsample.
-    n
-        The full number of observations N.
-    precision, mean
-        Γ, by its diagonal (D,) where it has no other entries, and m.
+    `precision` is Γ, by its diagonal (D,) where it has no other entries, and `mean` is m.
     """
 
     model: GLM

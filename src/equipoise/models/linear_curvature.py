@@ -51,17 +51,9 @@ class LinearCurvature:
     """Curvature of a linear-predictor loss: J_n = h_n x_n x_nᵀ, third derivative t_n x_n ⊗ x_n ⊗ x_n.
 
     One pass gives both averages against a matrix, and the last ones are kept: a law asks for one after the other.
-
-    Attributes
-    ----------
-    problem, theta
-        Of which loss, and where.
-    leverage
-        How rows are drawn; None for all alike.
-    stacked, absolute
-        Sums that the pass of the moments made besides: those of an estimated constant, and Σ |h| x xᵀ.
-    other
-        A rule by leverages whose sums are made in the same passes, where these are what costs.
+    `leverage` is how rows are drawn, None for all alike; `other` a rule by leverages whose sums are made in the same
+    passes, where these are what costs. `stacked` and `absolute` are sums that the pass of the moments made besides: those
+    of an estimated constant, and Σ |h| x xᵀ.
     """
 
     problem: LinearProblem

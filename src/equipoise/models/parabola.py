@@ -19,12 +19,8 @@ __all__ = ["Parabola"]
 class Parabola:
     """A regression of squared loss: L(θ) = L(o) + gᵀ(θ−o) + ½ (θ−o)ᵀ H (θ−o) of its rows, and the prior.
 
-    Attributes
-    ----------
-    problem
-        With its scale.
-    origin, sums, unit
-        o, the sums over the rows there, and the scale they were made with.
+    The problem has its scale; `origin` is o, `sums` are those over the rows there, and `unit` is the scale they were made
+    with.
     """
 
     problem: LinearProblem

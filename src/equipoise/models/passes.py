@@ -134,12 +134,7 @@ class MomentPass:
 class Leveraging:
     """Rows drawn in proportion to their leverages l_n = |h_n| x_nᵀ H⁻¹ x_n, but for a share (theory §13).
 
-    Attributes
-    ----------
-    root
-        R with H⁻¹ = R Rᵀ, lower triangular.
-    mean
-        The mean leverage of all observations.
+    `root` is R with H⁻¹ = R Rᵀ, lower triangular; `mean` is the mean leverage of all observations.
     """
 
     root: Array

@@ -109,12 +109,8 @@ class Rowwise(Protocol):
 class Yardstick(NamedTuple):
     """What a distance to the minimiser is compared with, both in the units of a row's root curvature.
 
-    Attributes
-    ----------
-    spread
-        √(Σ g² / Σ h) of the rows' scalar derivatives: standard errors of the sandwich per posterior standard deviation.
-    rounding
-        The same ratio for the rounding errors of g.
+    `spread` is √(Σ g² / Σ h) of the rows' scalar derivatives: standard errors of the sandwich per posterior standard
+    deviation. `rounding` is the same ratio for the rounding errors of g.
     """
 
     spread: float

@@ -40,10 +40,8 @@ def profiled(family: str, source: Source[Rows], theta: Array, near: float | None
 def require_inside(parameter: str, constant: float, response: str) -> None:
     """Say so where a constant is at the end of its range, towards which the likelihood rises.
 
-    Raises
-    ------
-    FitFailed
-        For a shape without end: the response is fitted exactly. A dispersion of zero is Poisson's, and only a warning.
+    `FitFailed` for a shape without end: the response is fitted exactly. A dispersion of zero is Poisson's, and only a
+    warning.
     """
     if parameter == "dispersion" and np.log(constant) < _LEAST + 0.01:
         warnings.warn(

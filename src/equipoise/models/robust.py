@@ -182,9 +182,7 @@ def summed_with_moments(problem: Problem, kind: object) -> bool:
     return kind in (*CLUSTERED, "HAC") or (kind in _POWER and not LinearRowwise(problem.model, problem.mean).observed)
 
 
-def moments_for(
-    problem: Problem, params: object, kind: object, lags: int | None = None
-) -> tuple[Moments, Known | None]:
+def moments_for(problem: Problem, params: object, kind: object, lags: int | None) -> tuple[Moments, Known | None]:
     """Moments at a fit and, where rows are read from files, in the same reading the sums that a kind needs besides."""
     here, values = settle(problem, params)
     if not summed_with_moments(here, kind) or not isinstance(here, LinearProblem):
@@ -225,10 +223,8 @@ def require_kind(
 ) -> Problem:
     """The problem with what stands beside its rows, if such a covariance can be made of it; no row is read for that.
 
-    Raises
-    ------
-    InvalidInput
-        If options do not go with the kind, clusters are needed and not known, or rows of a time series count several times.
+    Refused if options do not go with the kind, clusters are needed and not known, or rows of a time series count several
+    times.
     """
     one_of("kind", kind, (*KINDS, *TARGETS))
     _require_own(kind, clusters, time, lags, small_sample)

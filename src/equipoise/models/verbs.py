@@ -49,13 +49,7 @@ def settle(problem: Problem, params: object) -> tuple[Problem, object]:
 
 
 def require_matrices(problem: Problem) -> None:
-    """Refuse, before anything is computed, a problem whose D×D matrices do not fit into memory or take days; warn of hours.
-
-    Raises
-    ------
-    InvalidInput
-        With what they take, and what to do instead.
-    """
+    """Refuse, before anything is computed, D×D matrices that do not fit into memory or take days; warn of hours."""
     dim = sum(prod(shape) for _, shape in problem.layout.variables)
     needed, free = 8.0 * _MATRICES * dim * dim, available_memory()
     hours = (_CUBIC * dim + _PER_ROW * problem.n) * float(dim) ** 2 / 3600.0

@@ -140,16 +140,8 @@ def shown_p(value: float) -> str:
 def summarise_law(preview: Preview) -> Summary:
     """What the theory says of a chain before it runs: spread, bias and mixing by parameter; stability as a whole.
 
-    Parameters
-    ----------
-    preview
-        The law of the chain, and the target to compare it with.
-
-    Returns
-    -------
-    Summary
-        Columns estimate, target sd, predicted sd, sd ratio, bias in standard deviations, autocorrelation time in
-        steps, and effective draws in 1000 steps.
+    Columns estimate, target sd, predicted sd, sd ratio, bias in standard deviations, autocorrelation time in steps, and
+    effective draws in 1000 steps.
     """
     moments, law, dynamics = preview.moments, preview.law, preview.law.dynamics
     frame = pd.DataFrame(

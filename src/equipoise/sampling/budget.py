@@ -27,13 +27,7 @@ def leverage_seconds(n: int, dim: int) -> float:
 
 
 def require_possible(chains: int, draws: int, dim: int, seconds: float) -> None:
-    """Refuse a run that this machine cannot carry out.
-
-    Raises
-    ------
-    InvalidInput
-        If there are absurdly many chains, their draws do not fit into memory, or it would take more than six weeks.
-    """
+    """Refuse absurdly many chains, draws that do not fit into memory, and a run of more than six weeks."""
     if chains > _MOST_CHAINS:
         raise InvalidInput(
             "chains", f"at most {_MOST_CHAINS:,}", f"{chains:,}", "a few are enough: raise draws instead"

@@ -59,16 +59,9 @@ def fingerprint(options: Mapping[str, object], *arrays: NDArray[np.generic]) -> 
 
 @dataclass
 class Checkpoint:
-    """One run's checkpoint file, held by this run alone from entering to leaving.
+    """One run's checkpoint file, made if it is not there and held by this run alone from entering to leaving.
 
-    Attributes
-    ----------
-    path
-        The file; made if it is not there.
-    key
-        The run's `fingerprint`.
-    seconds
-        The least time between two saves that are not forced.
+    `key` is the run's `fingerprint`, `seconds` the least time between two saves that are not forced.
     """
 
     path: Path
@@ -84,12 +77,8 @@ class Checkpoint:
     def __enter__(self) -> Self:
         """Open the file, and take it.
 
-        Raises
-        ------
-        InvalidInput
-            If no file can be written there.
-        CheckpointMismatch
-            If another process is using it, or it is no checkpoint.
+        `InvalidInput` if no file can be written there; `CheckpointMismatch` if another process is using it, or it is no
+        checkpoint.
         """
         place = file_place(self.path, "checkpoint")
         if not place.exists():
@@ -117,12 +106,8 @@ class Checkpoint:
     ) -> None:
         """Bring a run to where its file left it, in place; a new file is begun, and changes nothing.
 
-        Draws of a chain that diverged are NaN from there on.
-
-        Raises
-        ------
-        CheckpointMismatch
-            If the file is of another run, or damaged.
+        Draws of a chain that diverged are NaN from there on. `CheckpointMismatch` if the file is of another run, or
+        damaged.
         """
         header = self._header(states, draws)
         self._snapshot, self._written = _snapshot(states, written, diverged), [0] * len(states)

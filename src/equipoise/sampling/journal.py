@@ -42,19 +42,9 @@ class Record(NamedTuple):
 
 
 class Journal:
-    """An open file of records.
+    """An open file of records after an opening line; `Damaged` if it begins with something else.
 
-    Parameters
-    ----------
-    stream
-        The file, open for reading and writing without a buffer; nothing is written before the first append.
-    opening
-        The line that such a file begins with.
-
-    Raises
-    ------
-    Damaged
-        If the file begins with something else.
+    The stream is open for reading and writing without a buffer; nothing is written before the first append.
     """
 
     def __init__(self, stream: io.FileIO, opening: bytes) -> None:
@@ -69,10 +59,7 @@ class Journal:
     def records(self) -> Iterator[Record]:
         """The records not yet read, each checked as a whole before it is given; a last one that is torn is left out.
 
-        Raises
-        ------
-        Damaged
-            If a record that others follow is not what was written.
+        `Damaged` if a record that others follow is not what was written.
         """
         size = os.fstat(self._stream.fileno()).st_size
         while self.end and (record := self._checked(size)) is not None:
@@ -91,10 +78,7 @@ class Journal:
     def append(self, kind: int, pieces: Sequence[bytes | memoryview]) -> None:
         """Write a record through to the disk.
 
-        Raises
-        ------
-        OSError
-            If it cannot be written whole; the records before it are kept, and the same may be tried again.
+        After an `OSError` the records before it are kept, and the same may be tried again.
         """
         lead = b"" if self.end else self._opening
         start = self.end + len(lead)

@@ -45,17 +45,7 @@ def largest_fidelity_step(fidelity: float) -> float:
 
 @dataclass(frozen=True)
 class Completion:
-    """What completes the noise of a chain to a target.
-
-    Attributes
-    ----------
-    moments, dynamics
-        The model's moments and the chain's dynamics, which inject nothing of their own.
-    target
-        Σ.
-    gradient_noise
-        C(Σ).
-    """
+    """What completes the noise C(Σ) of a chain, whose dynamics inject nothing of their own, to a target Σ."""
 
     moments: Moments
     dynamics: Dynamics
@@ -83,10 +73,7 @@ class Completion:
     def required(self, step: Array) -> Array:
         """M, which must be a covariance.
 
-        Raises
-        ------
-        InfeasibleTarget
-            With the largest feasible multiple of the step, or the direction in which there is none.
+        `InfeasibleTarget` has the largest feasible multiple of the step, or the direction in which there is none.
         """
         noise = self.noise(step)
         values, vectors = eigh(noise, self.target)

@@ -46,13 +46,7 @@ _FURTHEST = np.log(10.0)  # what one round may change of the logarithm of an eig
 
 
 def epoch_step(moments: Moments, target: Array, dynamics: Dynamics) -> tuple[Array, float]:
-    """The step matrix, and the relative residual of its covariance.
-
-    Raises
-    ------
-    InfeasibleTarget
-        If none was found.
-    """
+    """The step matrix, and the relative residual of its covariance; `InfeasibleTarget` if none was found."""
     H = moments.hessian
     inverse = symmetric(cho_solve(cho_factor(H), np.eye(len(H))))
     if dynamics.temperature == 0.0:
@@ -110,16 +104,10 @@ class _Guess:
 
 @dataclass(frozen=True)
 class _Search:
-    """The search for the internal target.
+    """The search for the internal target of a chain.
 
-    Attributes
-    ----------
-    moments, dynamics
-        The model's moments and the chain's dynamics.
-    target, least
-        The target, and the least that injected noise leaves.
-    discrete
-        Whether the tuner of independent batches is that of discrete time.
+    `least` is the least that injected noise leaves; `discrete` says whether the tuner of independent batches is that of
+    discrete time.
     """
 
     moments: Moments

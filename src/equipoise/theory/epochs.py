@@ -134,13 +134,7 @@ class Reshuffled(Stationary):
 
 
 def reshuffled(moments: Moments, step: Array, dynamics: Dynamics, completion: Array | None = None) -> Reshuffled:
-    """The law of a chain with a step matrix that reads its rows in epochs.
-
-    Raises
-    ------
-    UnstableStep
-        If the mean does not converge.
-    """
+    """The law of a chain with a step matrix that reads its rows in epochs; `UnstableStep` if the mean does not converge."""
     noise = proxy_noise(moments, dynamics)
     modes = modes_of(step, moments.hessian, dynamics, completion, discrete=True)
     if not modes.mean_is_stable:

@@ -70,14 +70,9 @@ class Expansion(Protocol):
 
 @dataclass(frozen=True)
 class RankOneExpansion:
-    """Rows of a linear predictor: g_n = g x, J_n = h x xᵀ, T_n = t x ⊗ x ⊗ x.
+    """Rows of a linear predictor: g_n = g x, J_n = h x xᵀ, T_n = t x ⊗ x ⊗ x, with columns (n, D) and scalar derivatives (n,).
 
-    Attributes
-    ----------
-    x, g, h, t
-        Columns (n, D), and scalar derivatives of each row's loss (n,).
-    emphasis, share
-        e_n, and the share of the observations each row stands for; they sum to one.
+    `emphasis` is e_n, and `share` that of the observations each row stands for; they sum to one.
     """
 
     x: Array
@@ -188,14 +183,7 @@ def _packed(X: Array) -> Array:
 class FullExpansion:
     """Rows of any loss, written out: g_n (n, D), J_n (n, D, D), T_n (n, D, D, D).
 
-    Attributes
-    ----------
-    g, J, T
-        Their derivatives.
-    emphasis, share
-        As of `RankOneExpansion`.
-    prior
-        The regulariser's third derivative over N.
+    Emphasis and share are as of `RankOneExpansion`; `prior` is the regulariser's third derivative over N.
     """
 
     g: Array

@@ -35,13 +35,7 @@ _ALIKE = 1e-7  # relative spread of the modes' rates up to which a step counts a
 
 
 def step_matrix(step: ArrayLike, dim: int, name: str = "step") -> Array:
-    """A scalar, vector or matrix step as a symmetric positive definite matrix.
-
-    Raises
-    ------
-    InvalidInput
-        If its shape does not fit or it is not symmetric positive definite.
-    """
+    """A scalar, vector or matrix step as a symmetric matrix that fits; refused unless it is positive definite."""
     a = numeric_array(name, step, "pass a positive number, a vector or a matrix")
     if a.ndim == 0:
         a = np.full(dim, float(a))
@@ -68,20 +62,9 @@ def _positive(a: Array) -> bool:
 
 @dataclass(frozen=True)
 class Modes:
-    """The mean dynamics of one step matrix, diagonalised.
+    """The mean dynamics of one step matrix, diagonalised: R, R⁻¹, the eigenvalues d of ΛH, and κ.
 
-    Attributes
-    ----------
-    basis, dual
-        R, and R⁻¹.
-    rates
-        d, the eigenvalues of ΛH.
-    momentum
-        κ.
-    noise
-        R⁻¹ M R⁻ᵀ, the covariance of the injected noise.
-    discrete
-        Whether time is discrete.
+    `noise` is R⁻¹ M R⁻ᵀ, the covariance of the injected noise; `discrete` says whether time is.
     """
 
     basis: Array

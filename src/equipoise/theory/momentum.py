@@ -28,18 +28,9 @@ _TOLERANCE = 1e-13
 
 @dataclass(frozen=True)
 class StepEquation:
-    """The equation for Y in the coordinates of the target.
+    """The equation for Y in the coordinates of the target, W.
 
-    Attributes
-    ----------
-    basis
-        W.
-    slopes
-        s, the eigenvalues of HΣ.
-    noise
-        Wᵀ C(Σ) W.
-    momentum, temperature, discrete
-        κ, 1/β, and whether time is discrete.
+    `slopes` are s, the eigenvalues of HΣ, and `noise` is Wᵀ C(Σ) W; then κ, 1/β, and whether time is discrete.
     """
 
     basis: Array

@@ -24,20 +24,11 @@ PROXIES = ("dq-exact", "ct", "dq-const", "lr-ws")
 
 @dataclass(frozen=True)
 class Noise:
-    """Gradient noise C(S) = constant + linear(S).
+    """Gradient noise C(S) = constant + linear(S): at the minimiser, and as it grows with the spread S of the iterates.
 
-    Attributes
-    ----------
-    constant
-        The noise at the minimiser.
-    linear
-        How it grows with the spread S of the iterates; None when it does not.
-    discrete
-        Whether time is discrete: False drops every term of second order in the step.
-    turned
-        From R and R⁻¹ to S ↦ Rᵀ linear(R S Rᵀ) R, where that is known more cheaply; else to None.
-    peak
-        From R and a relative error to the largest eigenvalue of the same, where that is known more cheaply; else to None.
+    `linear` is None when it does not grow. Time that is not `discrete` drops every term of second order in the step.
+    `turned` leads from R and R⁻¹ to S ↦ Rᵀ linear(R S Rᵀ) R, and `peak` from R and a relative error to its largest
+    eigenvalue, where these are known more cheaply; else to None.
     """
 
     constant: Array
@@ -52,20 +43,10 @@ class Noise:
 
 
 def proxy_noise(moments: Moments, dynamics: Dynamics, proxy: str = "dq-exact") -> Noise:
-    """The noise of a proxy, in the table of theory §2.
+    """The noise of a proxy, in the table of theory §2; b is that of the dynamics.
 
-    Parameters
-    ----------
-    moments, dynamics
-        The model's moments and the chain's dynamics (its b).
-    proxy
-        `"dq-exact"`: b (V + K(S)), with epochs b V, of one batch by itself; `"dq-const"`: b J; `"ct"`: b V in continuous time;
-        `"lr-ws"`: b (J S J + tr(J S) J + r J) with r the noise ratio σ²/s².
-
-    Raises
-    ------
-    InvalidInput
-        If the proxy is not one of these.
+    `"dq-exact"`: b (V + K(S)), with epochs b V, of one batch by itself; `"dq-const"`: b J; `"ct"`: b V in continuous
+    time; `"lr-ws"`: b (J S J + tr(J S) J + r J) with r the noise ratio σ²/s².
     """
     b, J = dynamics.noise_factor(moments.n), moments.loss_hessian
     if proxy == "dq-exact" and dynamics.batches == "epochs":

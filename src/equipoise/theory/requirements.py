@@ -48,13 +48,7 @@ def require_chain(moments: object, dynamics: object) -> None:
 
 
 def require_spread(cov: Array) -> None:
-    """Refuse a singular stationary covariance: a chain without noise in some direction.
-
-    Raises
-    ------
-    InfeasibleTarget
-        Its `directions` are those without noise.
-    """
+    """Refuse a singular stationary covariance: a chain without noise in some directions, which the error carries."""
     sd = np.sqrt(np.maximum(np.diag(cov), np.finfo(float).tiny))
     values, vectors = np.linalg.eigh(cov / np.outer(sd, sd))
     still = values <= 1e-13

@@ -31,21 +31,11 @@ _POSITIONS = 16
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the sizes of an epoch's batches come to, in units of the score covariance V.
+    """What the sizes of an epoch's n batches come to, in units of the score covariance V.
 
-    Attributes
-    ----------
-    steps
-        n, the number of batches.
-    each
-        η = N/(B(N−1)) of a full batch.
-    last
-        What the last batch has more: N/(N−1) (1/r − 1/B) for one of r rows.
-    common
-        ω = 1/(N−1).
-    surplus
-        The sum of the noise's covariances over all lags, N/(N−1) (mean 1/B_i − n/N): exactly zero when all batches are
-        full and every row is used.
+    `each` is η = N/(B(N−1)) of a full batch, `last` what the last batch has more, N/(N−1) (1/r − 1/B) for one of r rows,
+    and `common` ω = 1/(N−1). `surplus` is the sum of the noise's covariances over all lags, N/(N−1) (mean 1/B_i − n/N):
+    exactly zero when all batches are full and every row is used.
     """
 
     steps: int
@@ -72,21 +62,9 @@ class Sizes:
 class Epoch:
     """The covariances of a reshuffled chain in the modes' coordinates, without the curvature of the rows.
 
-    Arrays over pairs of modes have those two axes last, and the entries of the state (position, momentum) first. Modes
-    by themselves, `own`, have one axis in place of the two.
-
-    Attributes
-    ----------
-    sizes
-        The epoch.
-    transition
-        F of every mode, (D, m, m): m is 1, or 2 with momentum.
-    damping
-        I − F.
-    score
-        Rᵀ V R.
-    injected
-        R⁻¹ M R⁻ᵀ.
+    Arrays over pairs of modes have those two axes last, and the entries of the state (position, momentum) first. Modes by
+    themselves, `own`, have one axis in place of the two. `transition` is F of every mode, (D, m, m), where m is 1, or 2
+    with momentum; `damping` is I − F, `score` Rᵀ V R, and `injected` R⁻¹ M R⁻ᵀ.
     """
 
     sizes: Sizes

@@ -44,20 +44,9 @@ _FULL = 1e-12  # |1 − γ| up to which a step is a full one
 class Cumulant:
     """The equation for the third cumulant, in the coordinates of the modes.
 
-    Attributes
-    ----------
-    rates
-        p, the eigenvalues of A.
-    spread, shift
-        S and μ.
-    hessian, mean_score, score_scatter
-        J, and the mean and the mean square of a drawn row's score; zeros with control variates.
-    rows
-        Some rows' derivatives.
-    batch
-        What a batch makes of a row's moments: b and b₃.
-    plain
-        Whether gradients are plain.
+    `rates` are p, the eigenvalues of A; `spread` and `shift` are S and μ; `hessian` is J, with the mean and the mean
+    square of a drawn row's score (zeros with control variates). `rows` are some rows' derivatives, `batch` what a batch
+    makes of a row's moments: b and b₃. `plain` says whether gradients are.
     """
 
     rates: Array

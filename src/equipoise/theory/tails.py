@@ -44,20 +44,10 @@ _AT_ONCE = 1 << 22  # numbers in the matrices Q of the directions of one pass
 
 @dataclass(frozen=True)
 class Tails:
-    """What the tails of a chain depend on besides γ and the batch size, for each of some directions.
+    """What the tails of a chain depend on besides γ and the batch size, for each of m directions.
 
-    Attributes
-    ----------
-    directions
-        u, (m, D), each with uᵀΣu = 1.
-    along
-        uᵀΣQΣu, (m,) like those below.
-    mixed
-        mean[(uᵀΣw_n) s_n].
-    spread
-        tr((QΣ)²).
-    mean, square
-        mean s_n = tr(QΣ) and mean s_n².
+    `directions` are u, (m, D), each with uᵀΣu = 1; `along` is uᵀΣQΣu, (m,) like the rest: `mixed`, mean[(uᵀΣw_n) s_n];
+    `spread`, tr((QΣ)²); `mean` and `square`, mean s_n = tr(QΣ) and mean s_n².
     """
 
     directions: Array
@@ -115,10 +105,7 @@ class _TailSums(NamedTuple):
 class _TailPass:
     """Sums over rows, given what their Hessians make of each direction, in coordinates in which Σ is the identity.
 
-    Attributes
-    ----------
-    axes, centre
-        The directions there, and what the mean Hessian makes of them.
+    `axes` are the directions there, and `centre` is what the mean Hessian makes of them.
     """
 
     axes: Array
@@ -244,14 +231,7 @@ def worst_tails(moments: Moments, cov: Array, rule: BatchRule, noise: Array) -> 
     """The tails along the directions where they may be heaviest, in one pass, of 32,768 rows if they will do, and a search.
 
     For γ = 1 that is close to the top of H⁻¹KH⁻¹ relative to Σ, for small γ where mean (uᵀΣw_n)² is largest; between the
-    two one of these is the worst, or close to it.
-
-    Parameters
-    ----------
-    moments, cov, rule
-        The model's moments, Σ, and how rows are drawn.
-    noise
-        K(Σ) of rows so drawn, up to a factor.
+    two one of these is the worst, or close to it. `noise` is K(Σ) of rows drawn by the rule, up to a factor.
     """
     here, operator = _Coordinates.of(moments, cov), moments.drawn(rule)
     pulled = here.unroot @ here.inverse @ noise @ here.inverse @ here.unroot.T

@@ -42,15 +42,7 @@ TARGETS = {"sandwich": sandwich, "posterior": posterior, "bayesbag": bayesbag}
 
 
 def target_matrix(target: str | ArrayLike, moments: Moments) -> Array:
-    """A target given by name or as a matrix, checked to be symmetric positive definite.
-
-    Raises
-    ------
-    InvalidInput
-        If the name is unknown or the shape does not fit.
-    InfeasibleTarget
-        If the matrix is not symmetric positive definite.
-    """
+    """A target given by name or as a matrix that fits; `InfeasibleTarget` unless it is symmetric positive definite."""
     if isinstance(target, str):
         if target not in TARGETS:
             raise InvalidInput("target", f"one of {', '.join(TARGETS)} or a matrix", repr(target), "choose one of them")
@@ -97,13 +89,7 @@ def _indefinite(moments: Moments, matrix: Array) -> InfeasibleTarget:
 
 
 def require_scores(moments: Moments, kind: str) -> None:
-    """Refuse a robust covariance where the scores do not vary along some direction: it is singular.
-
-    Raises
-    ------
-    InfeasibleTarget
-        Its `directions` are those.
-    """
+    """Refuse a robust covariance where the scores do not vary along some directions, which the error carries."""
     quiet = moments.quiet
     if len(quiet):
         raise InfeasibleTarget(

@@ -56,20 +56,11 @@ _TRIED = 1000
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A loss with the rows it is to be sampled on, and a digest of all that.
+    """A loss with the N rows it is to be sampled on, arrays in a tree, and a digest of all that.
 
-    Attributes
-    ----------
-    loss, data, n
-        The loss, and arrays in a tree, N rows of them.
-    identity
-        Of the rows.
-    gradient
-        ∇L at the point chains move around, for control variates; empty where they are not used.
-    emphasis
-        1/(N p_n) of every row when they are drawn by leverage, up to a common factor; empty when they are not.
-    source, touched
-        Where rows are brought from as they are drawn, instead of `data`, which are then some of them; and how many will be.
+    `gradient` is ∇L at the point chains move around, for control variates; `emphasis` is 1/(N p_n) of every row when they
+    are drawn by leverage, up to a common factor; both are else empty. `source` is where rows are brought from as they are
+    drawn, instead of `data`, which are then some of them; `touched` is how many will be.
     """
 
     loss: Loss
@@ -91,16 +82,9 @@ class Task:
 class AutodiffEngine:
     """Runs chains of a general problem; positions are φ with a projection, and else θ.
 
-    Attributes
-    ----------
-    root, noise
-        L, Λ = L Lᵀ, and the scales of the noise in φ.
-    held, lottery
-        What the loop reads of the rows, and what they are drawn with.
-    brought
-        Rows that are brought as they are drawn, in place of those held.
-    origin, metric
-        The guard's centre and metric, in the coordinates of the chain.
+    `root` is L, Λ = L Lᵀ, and `noise` the scales of what is injected in φ. `held` is what the loop reads of the rows, and
+    `lottery` what they are drawn with; or they are `brought` as they are drawn. `origin` and `metric` are the guard's, in
+    the coordinates of the chain.
     """
 
     task: Task
@@ -225,12 +209,8 @@ class AutodiffEngine:
 def autodiff_engine(task: Task, tuning: Tuning, guard: Guard, whiten: bool | None = None) -> AutodiffEngine:
     """The engine of a general problem for a step matrix, compiled: chains would otherwise all compile it at once.
 
-    Parameters
-    ----------
-    task, tuning, guard
-        What to sample, the step matrix, and the guard's ellipsoid.
-    whiten
-        Whether to use a projection where there is one; None does if its rows do not need much more memory than the data.
+    `whiten` says whether to use a projection where there is one; None does if its rows do not need much more memory than
+    the data.
     """
     root, noise, _ = coordinates(tuning.step, tuning.noise, tuning.dynamics.temperature)
     center, lift = tuning.center, lifting(root, tuning.center)

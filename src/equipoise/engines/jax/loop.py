@@ -29,18 +29,8 @@ __all__ = ["GRADIENTS", "SHAKES", "Constants", "Drawn", "Held", "Loss", "Pull", 
 class Loss:
     """A loss as the engine sees it; the same object for the same model, so that its loop is compiled once.
 
-    Attributes
-    ----------
-    row
-        `row(theta, frame, observation) -> scalar`.
-    penalty
-        R(θ).
-    flat, quadratic
-        Whether R is zero, or at most quadratic.
-    dim
-        Number of parameters.
-    frame
-        Arrays that the loss reads besides, too large to be constants of a compiled loop.
+    `row(theta, frame, observation)` is a scalar, `penalty` R(θ), zero if `flat` and at most quadratic if `quadratic`;
+    `frame` are arrays that the loss reads besides, too large to be constants of a compiled loop.
     """
 
     row: Callable[[Traced, Tree, Tree], Traced]
@@ -73,14 +63,9 @@ class Drawn(NamedTuple):
 class Held(NamedTuple):
     """What the loop reads of each row; of a batch, what was gathered.
 
-    Attributes
-    ----------
-    data
-        The observation; with a projection, after the rows A_n L and the combinations at θ̂.
-    weights
-        What a row's term is multiplied by for the probability it was drawn with; None if all are drawn alike.
-    reference
-        With a projection and control variates, the residuals at θ̂; else None.
+    `data` is the observation; with a projection, after the rows A_n L and the combinations at θ̂. `weights` is what a
+    row's term is multiplied by for the probability it was drawn with; None if all are drawn alike. `reference` are, with
+    a projection and control variates, the residuals at θ̂.
     """
 
     data: Tree
@@ -91,16 +76,9 @@ class Held(NamedTuple):
 class Pull(NamedTuple):
     """The share of the gradient that no batch changes, in the chain's coordinates.
 
-    Attributes
-    ----------
-    gradient
-        At the centre: the prior's with a projection; with control variates, besides, the mean of all rows.
-    curvature
-        With a projection, the prior's over N; empty without a prior.
-    center
-        θ̂.
-    frame
-        What the loss reads besides, which no step changes.
+    `gradient` is that at the centre θ̂: the prior's with a projection; with control variates, besides, the mean of all
+    rows. `curvature` is, with a projection, the prior's over N; empty without a prior. `frame` is what the loss reads
+    besides.
     """
 
     gradient: Array

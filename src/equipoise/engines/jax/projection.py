@@ -39,14 +39,8 @@ _BILINEAR, _RATIO = {"mul", "dot_general"}, {"div"}
 class Projection:
     """The two halves of a loss.
 
-    Attributes
-    ----------
-    combine
-        (θ, frame, observation) → z, affine in θ.
-    outer
-        (z, frame, observation) → the loss.
-    rank
-        Length of z.
+    `combine` is (θ, frame, observation) → z, affine in θ and of length `rank`; `outer` is (z, frame, observation) → the
+    loss.
     """
 
     combine: Callable[[Traced, Tree, Tree], Traced]

@@ -17,16 +17,10 @@ __all__ = ["Chain", "Clock", "Ellipsoid", "Lift", "Reached", "Recursion", "Scrat
 
 
 class Recursion(NamedTuple):
-    """The numbers of the recursion.
+    """The numbers of the recursion: what the loss takes as `p`, κ, and the standard deviations of the noise by coordinate.
 
-    Attributes
-    ----------
-    constants
-        What the loss takes as `p`.
-    pull
-        a, and then c or the columns of C, of the share a + c ∘ φ or a + C φ that no batch changes; rows of whole vectors.
-    momentum, noise
-        κ, and the standard deviations of the noise, one for each coordinate.
+    `pull` is a, and then c or the columns of C, of the share a + c ∘ φ or a + C φ that no batch changes; rows of whole
+    vectors.
     """
 
     constants: tuple[float, ...] | Array
@@ -54,16 +48,9 @@ class Chain(NamedTuple):
 class Scratch(NamedTuple):
     """Memory for a step.
 
-    Attributes
-    ----------
-    batch, drawn
-        Places of rows in the table, in whole groups, and how many of them were drawn.
-    work
-        The strips of a block.
-    stage
-        Iterates that wait to be stored, before and after they are lifted.
-    partials
-        The sums of parts; empty when a batch is not summed in parts.
+    `batch` are places of rows in the table, in whole groups, of which some were `drawn`; `work` the strips of a block;
+    `stage` iterates that wait to be stored, before and after they are lifted; `partials` sums of parts, if a batch is
+    summed in parts.
     """
 
     batch: Words

@@ -148,21 +148,14 @@ def kernel(
 ) -> Loop:
     """Compile `run` for one loss, or load it from Numba's cache on disk.
 
-    Numba names a cache file after the function and numbers the versions inside: two processes that compile
-    different losses at once can take one number and later load each other's code, and a change in a function
-    that is called goes unnoticed. So the name holds a digest of all that the machine code depends on.
+    Numba names a cache file after the function and numbers the versions inside: two processes that compile different
+    losses at once can take one number and later load each other's code, and a change in a function that is called goes
+    unnoticed. So the name holds a digest of all that the machine code depends on.
 
-    Parameters
-    ----------
-    name, derivative
-        The loss's name, for the file, and its first derivative.
-    constants
-        How many constants it takes; of more than `MOST_CONSTANTS` the number does not matter.
-    storage
-        The type rows are held in.
-    draw, shake, fetch, pull
-        How rows are drawn, which noise is injected, whether rows are asked for ahead of their use and what the prior is
-        like: see `equipoise.engines.rules`. What a chain does not use is not compiled.
+    The loss has a name, for the file, its first derivative and a number of constants, which does not matter beyond
+    `MOST_CONSTANTS`; `storage` is the type rows are held in. How rows are drawn, which noise is injected, whether rows
+    are asked for ahead of their use and what the prior is like: see `equipoise.engines.rules`. What a chain does not use
+    is not compiled.
     """
     loop = bound_loop(derivative, draw, shake, fetch, pull)
     made = on_disk(loop, f"run_{re.sub('[^a-z]', '_', name)}", _signature(constants, storage))

@@ -56,14 +56,8 @@ SIDES: dict[Gradient, Callable[[ScalarLoss, Array, Array, Array], Array]] = {
 class RowTable:
     """N rows of D numbers. A random row is read in one go: each starts on a cache line and ends with its sides.
 
-    Attributes
-    ----------
-    cells
-        (N, D padded with zeros to whole vectors), float64 or float32.
-    sides
-        (N, 4), float64: base, response, weight and shift, in the same memory.
-    dim
-        D.
+    `cells` are (N, D padded with zeros to whole vectors), float64 or float32; `sides` are (N, 4), float64, in the same
+    memory: base, response, weight and shift.
     """
 
     cells: Cells

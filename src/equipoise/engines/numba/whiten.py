@@ -56,20 +56,9 @@ class RowWeight(Protocol):
 class Regression:
     """What the engine needs to know of a problem: L(θ) = (1/N) [Σ w_n ℓ(x_nᵀθ + o_n, y_n) + ½ (θ−m)ᵀ Γ (θ−m)].
 
-    Attributes
-    ----------
-    loss
-        ℓ, with its constants.
-    source
-        The rows.
-    precision, mean, n
-        Γ, m and N.
-    gradient
-        ∇L at the point chains move around, for control variates; empty where they are not used.
-    emphasis
-        1/(N p_n) of every observation when rows are drawn by leverage, up to a common factor; empty when they are not.
-    weight
-        What those of a scan are drawn in proportion to: a function of rows, instead.
+    `gradient` is ∇L at the point chains move around, for control variates; `emphasis` is 1/(N p_n) of every observation
+    when rows are drawn by leverage, up to a common factor; both are else empty. `weight` is a function of rows that those
+    of a scan are drawn in proportion to, instead.
     """
 
     loss: ScalarLoss
@@ -174,23 +163,10 @@ def linear_engine(
     Of all roots of Λ that make the injected noise diagonal the one that makes the prior diagonal is taken, so that a step
     costs O(B D) with any prior; without one that is the triangular root, which halves the cost of a stored draw. Noise
     that is neither absent nor Langevin's leaves no choice, and a prior then costs O(D²) a step.
-    The whitened rows are written straight to where the engine reads them: data apart, they are the only copy.
 
-    Parameters
-    ----------
-    regression, tuning, guard
-        What to sample, the step matrix, and the guard's ellipsoid.
-    storage
-        The type rows are held in: float64, or float32 for half the memory. Sums are float64 either way.
-    ahead
-        See `equipoise.engines.numba.linear.LinearProgram`.
-    touched
-        How many rows the chains are expected to touch: of many more, only those they do touch are whitened. It changes no bit.
-
-    Raises
-    ------
-    InvalidInput
-        If the storage is neither float64 nor float32.
+    The whitened rows are written straight to where the engine reads them: data apart, they are the only copy. They are
+    float64, or float32 for half the memory (`storage`); sums are float64 either way. Of many more rows than the chains
+    are expected to touch (`touched`), only those they do touch are whitened, which changes no bit.
     """
     one_of("storage", storage, ("float64", "float32"), "leave it out")
     dynamics, center, n = tuning.dynamics, tuning.center, regression.n

@@ -85,13 +85,7 @@ def loader(
 
 
 def require_matching(given: object, dynamics: Dynamics) -> None:
-    """Refuse a loader whose batches have another law than the one that was tuned for, as far as that can be seen.
-
-    Raises
-    ------
-    InvalidInput
-        Naming what the loader does.
-    """
+    """Refuse a loader whose batches have another law than the one that was tuned for, as far as that can be seen."""
     sampler, size = getattr(given, "batch_sampler", None), None
     kind = drop_last = replacement = None
     ragged = False

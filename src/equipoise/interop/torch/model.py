@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -225,7 +226,7 @@ class TorchProblem(GeneralProblem):
     def _alone(self, start: Any, rows: Any, count: int) -> Any:
         """The loss of each row in a batch of its own; NaN where a module refuses such a batch."""
         try:
-            each = [mapped(partial(_row, k), rows) for k in range(count)]
+            each = [mapped(itemgetter(k), rows) for k in range(count)]
             return torch.stack([self.functions.row(start, row) for row in each])
         except Exception:  # whatever the user's module raises of one row, it has just taken several
             return torch.full((count,), torch.nan, dtype=torch.float64)
@@ -265,10 +266,6 @@ def _tensors(data: Any) -> tuple[Any, Any]:
             [_numpy(a) for a in y]
         )
     return np.stack([_numpy(a) for a in x]), np.stack([_numpy(a) for a in y])
-
-
-def _row(k: int, a: Any) -> Any:
-    return a[k]
 
 
 def _numpy(a: Any) -> Any:

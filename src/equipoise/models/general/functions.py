@@ -107,37 +107,9 @@ class Functions:
         def slope(theta: Traced, frame: Tree, block: Tree, mask: Traced) -> Traced:
             return jax.grad(total)(theta, frame, block, mask)
 
-        def third(theta: Traced, frame: Tree, observation: Tree) -> Traced:
-            """∇³ℓ of a row, (D, D, D)."""
-            unit = jnp.eye(theta.size, dtype=theta.dtype)
-            most = max(1, together // theta.size)
-            return _over(lambda v: _along(_hessian(row, together), theta, v, frame, observation), unit, most)
-
-        def products(theta: Traced, frame: Tree, block: Tree, vectors: Traced) -> Traced:
-            """∇²ℓ_n v of every row and vector."""
-
-            def of_row(observation: Tree) -> Traced:
-                return _over(lambda v: _along(jax.grad(row), theta, v, frame, observation), vectors, together)
-
-            return jax.vmap(of_row)(block)
-
         def product(theta: Traced, frame: Tree, block: Tree, mask: Traced, v: Traced) -> Traced:
             """Σ over rows of ∇²ℓ v."""
             return _along(slope, theta, v, frame, block, mask)
-
-        def bends(theta: Traced, frame: Tree, block: Tree, mask: Traced, vectors: Traced) -> Traced:
-            """Σ over rows of ∇³ℓ[v, v, ·] for each v: second derivatives of the gradient along it."""
-
-            def second(v: Traced) -> Traced:
-                return _along(lambda t: product(t, frame, block, mask, v), theta, v)
-
-            return jax.lax.map(second, vectors, batch_size=min(DIRECTIONS, together))
-
-        def bend_gradient(
-            theta: Traced, frame: Tree, block: Tree, mask: Traced, values: Traced, vectors: Traced
-        ) -> Traced:
-            """Σ over rows of ∇ tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ."""
-            return values @ bends(theta, frame, block, mask, vectors)
 
         def compiled(f: Callable[..., Any]) -> Callable[..., Any]:
             made = jax.jit(f)
@@ -161,6 +133,41 @@ class Functions:
             self.hessians = compiled(jax.vmap(_hessian(row, together), (None, None, 0)))
         # numbers that they make of each row
         self.scored, self.written = structure.scored, structure.written
+        self._higher(row, product, together, compiled)
+
+    def _higher(
+        self, row: Callable[..., Traced], product: Callable[..., Traced], together: int, compiled: Callable[..., Any]
+    ) -> None:
+        """Third derivatives, and what rows' Hessians make of vectors."""
+
+        def third(theta: Traced, frame: Tree, observation: Tree) -> Traced:
+            """∇³ℓ of a row, (D, D, D)."""
+            unit = jnp.eye(theta.size, dtype=theta.dtype)
+            most = max(1, together // theta.size)
+            return _over(lambda v: _along(_hessian(row, together), theta, v, frame, observation), unit, most)
+
+        def products(theta: Traced, frame: Tree, block: Tree, vectors: Traced) -> Traced:
+            """∇²ℓ_n v of every row and vector."""
+
+            def of_row(observation: Tree) -> Traced:
+                return _over(lambda v: _along(jax.grad(row), theta, v, frame, observation), vectors, together)
+
+            return jax.vmap(of_row)(block)
+
+        def bends(theta: Traced, frame: Tree, block: Tree, mask: Traced, vectors: Traced) -> Traced:
+            """Σ over rows of ∇³ℓ[v, v, ·] for each v: second derivatives of the gradient along it."""
+
+            def second(v: Traced) -> Traced:
+                return _along(lambda t: product(t, frame, block, mask, v), theta, v)
+
+            return jax.lax.map(second, vectors, batch_size=min(DIRECTIONS, together))
+
+        def bend_gradient(
+            theta: Traced, frame: Tree, block: Tree, mask: Traced, values: Traced, vectors: Traced
+        ) -> Traced:
+            """Σ over rows of ∇ tr(∇²ℓ S), S = Σ_i s_i v_i v_iᵀ."""
+            return values @ bends(theta, frame, block, mask, vectors)
+
         self.thirds = compiled(jax.vmap(third, (None, None, 0)))
         self.products = compiled(products)
         self.bends = compiled(bends)

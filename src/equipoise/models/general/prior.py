@@ -21,15 +21,7 @@ __all__ = ["Prior", "gaussian_prior"]
 
 @dataclass(frozen=True)
 class Prior:
-    """R(θ) = ½ (θ − μ)ᵀ Γ (θ − μ).
-
-    Attributes
-    ----------
-    precision
-        Γ: a number, the diagonal, or a matrix.
-    mean
-        μ: a number or a vector.
-    """
+    """R(θ) = ½ (θ − μ)ᵀ Γ (θ − μ), with Γ a number, the diagonal or a matrix, and μ a number or a vector."""
 
     precision: Array
     mean: Array
@@ -66,17 +58,7 @@ class Prior:
 
 
 def gaussian_prior(structure: Structure, precision: Tree, mean: Tree, alone: bool) -> Prior:
-    """Check a prior's precision and mean: numbers, flat arrays, or trees like the parameters.
-
-    Parameters
-    ----------
-    structure
-        Of the parameters.
-    precision, mean
-        As they were given.
-    alone
-        Whether no other regulariser is given.
-    """
+    """Check a prior's precision and mean: numbers, flat arrays, or trees like the parameters; `alone`: no other regulariser."""
     dim = structure.full
     gamma, mu = _numbers("prior_precision", precision, structure), _numbers("prior_mean", mean, structure)
     if gamma.shape not in {(), (dim,), (dim, dim)} or mu.shape not in {(), (dim,)}:

@@ -55,12 +55,8 @@ _SHARE, _COPIES = 0.5, 4
 class Padded(NamedTuple):
     """A block of rows in the user's structure, filled up to the common length.
 
-    Attributes
-    ----------
-    rows, mask
-        The rows, and how many observations each stands for: none, where it only fills up.
-    size, counts
-        The number of rows that do not, and the same of them.
+    `mask` is how many observations each stands for: none, where it only fills up. `size` is the number of rows that do
+    not, and `counts` the same of them.
     """
 
     rows: object
@@ -81,16 +77,9 @@ class _ScoreSums(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class GeneralProblem(Card):
-    """A model on its rows; see `equipoise.models.problem.Problem`.
+    """A model on its rows, or on a subsample of all N; see `equipoise.models.problem.Problem`.
 
-    Attributes
-    ----------
-    model, source
-        What it is made of; `source` may be a subsample.
-    tree
-        The structure of an observation.
-    n
-        The full number of rows N.
+    `tree` is the structure of an observation.
     """
 
     model: Model

@@ -31,18 +31,8 @@ Tree = object
 class Structure:
     """Trainable leaves in `ravel_pytree` order; the others are constants.
 
-    Attributes
-    ----------
-    treedef
-        The user's structure.
-    leaves
-        The leaves of the initial parameters, float64.
-    varies
-        Which of them are trainable.
-    trained
-        Name and shape of every trainable leaf.
-    origin, basis
-        With a subspace, parameters are origin + coordinates @ basis; None without one.
+    `leaves` are those of the initial parameters, float64, in the user's structure; `varies` says which of them are
+    trainable, and `trained` has their names and shapes. With a subspace, parameters are origin + coordinates @ basis.
     """
 
     treedef: jax.tree_util.PyTreeDef
@@ -231,13 +221,7 @@ def _frame(tree: Tree, kept: Set[int]) -> dict[str, object]:
 
 
 def trainable_structure(init: Tree, trainable: Tree) -> Structure:
-    """The structure of `init` with the leaves chosen by `trainable`.
-
-    Raises
-    ------
-    InvalidInput
-        If a trainable leaf is not a floating-point array, or nothing is trainable.
-    """
+    """The structure of `init` with the leaves chosen by `trainable`: at least one, and floating-point arrays."""
     paths, treedef = jax.tree_util.tree_flatten_with_path(init)
     names = [leaf_name(path) for path, _ in paths]
     if trainable is None:
