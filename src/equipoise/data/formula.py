@@ -279,6 +279,8 @@ def _tokens(text: str) -> list[Token]:
 
 def _reason(error: Exception) -> str:
     # formulaic marks the place in colour on the lines that follow the first
+    if str(error).startswith("Missing operator"):
+        return "write + between columns, and names with a space in backticks"
     return brief(str(error).split("\n\n")[0], 200).rstrip(".") or "correct the formula"
 
 
