@@ -294,7 +294,10 @@ def _read_token(token: Token, formula: str, context: Mapping[str, UserFunction],
         case "operator":
             if "|" in text:
                 raise InvalidInput(
-                    "formula", "one with a single right-hand side", shown(formula), "write + where there is a |"
+                    "formula",
+                    "one with a single right-hand side",
+                    shown(formula),
+                    "write + C(group) for | group, or leave it out and give clusters=",
                 )
             if text != "in" and _SYMBOLS.sub("", text):
                 raise refusal(formula, f"the sign {brief(text, 20)}", "use + - : * / ** and brackets between columns")
