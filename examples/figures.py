@@ -178,7 +178,11 @@ def main() -> None:
     options.to.mkdir(parents=True, exist_ok=True)
     for name in options.names or made:
         with mpl.rc_context(STYLE):
-            figure = made[name]()
+            try:
+                figure = made[name]()
+            except ModuleNotFoundError as error:
+                print(f"{name} is left out: {error.name} is not installed")
+                continue
             figure.tight_layout()
             figure.savefig(options.to / f"front-{name}.svg", metadata={"Date": None})
             print(options.to / f"front-{name}.svg")

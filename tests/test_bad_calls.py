@@ -294,6 +294,21 @@ def test_the_name_of_an_option_elsewhere_leads_to_ours(name: str, here: str) -> 
     assert refused(lambda: call(**arguments, **{name: "w"}), name).endswith(f"did you mean {here}?")
 
 
+@pytest.mark.parametrize(("name", "here"), [("binomial", "bernoulli"), ("logit", "bernoulli"), ("Poisson", "poisson")])
+def test_the_name_of_a_family_elsewhere_leads_to_ours(name: str, here: str) -> None:
+    assert refused(lambda: eq.glm(name), "family").endswith(f"did you mean {here}?")
+
+
+@pytest.mark.parametrize(
+    ("name", "here"), [("crv1", "CRV1"), ("clustered", "CRV1"), ("hc3", "HC3"), ("robust", "sandwich")]
+)
+def test_the_name_of_a_target_elsewhere_leads_to_ours(name: str, here: str) -> None:
+    frame = pd.DataFrame({"y": np.arange(40) % 3, "clinic": np.arange(40) % 8})
+    # nothing is said of clusters before there is such a target
+    call = lambda: eq.plan(eq.glm("poisson"), frame, name, formula="y ~ 1", clusters="clinic")  # noqa: E731
+    assert refused(call, "target").endswith(f"did you mean {here}?")
+
+
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name not in {"Huber", "Pinball", "StudentT"}])
 def test_a_missing_argument_is_named(name: str) -> None:
     call, arguments = right(name)

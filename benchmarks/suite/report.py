@@ -107,13 +107,13 @@ def _jobs(sections: dict[str, Any]) -> str:
     if not names:
         return ""
     rows = [[_bold(name), *(_seconds(job["jobs"].get(name)) for job in found.values())] for name in names]
-    passes = ", ".join(f"{number(job['passes'])} at {name}" for name, job in found.items())
+    passes = ", ".join(f"{number(job['passes'])} times at {name}" for name, job in found.items())
     draws = next(iter(found.values()))["ess"]
     return (
         "### Whole jobs\n\n"
         + table(["seconds, one thread", *found], rows)
-        + f"\n\n`eq.calibrate` with {draws} effective "
-        f"draws and its printed summary takes as long as so many passes over the data (`X v` and `Xᵀ r`): {passes}."
+        + f"\n\n`eq.calibrate` with {draws} effective draws and its printed summary takes as long as computing `X v` and "
+        f"`Xᵀ r` {passes}."
     )
 
 

@@ -39,7 +39,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 # what statsmodels and others call an option; the nearest spelling would name another
-_ELSEWHERE = {"freq_weights": "frequency", "groups": "clusters", "cov_type": "target", "maxlags": "lags"}
+_ELSEWHERE = {
+    "freq_weights": "frequency", "groups": "clusters", "cov_type": "target", "maxlags": "lags",
+    "binomial": "bernoulli", "logistic": "bernoulli", "logit": "bernoulli", "normal": "gaussian", "ols": "gaussian",
+    "negbin": "negative-binomial", "robust": "sandwich", "hetero": "HC1", "cluster": "CRV1", "clustered": "CRV1",
+}  # fmt: skip
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -69,3 +69,11 @@ def test_dark_is_asked_for_or_chosen(site: Path, browser: Browser) -> None:
     assert waited(browser, f"{SCHEME} == 'default'")
     browser.open(site / "quickstart.html", 1300, scheme="dark")  # what was chosen stays
     assert waited(browser, f"{SCHEME} == 'default'")
+
+
+def test_accents_stand_over_their_letters(site: Path, browser: Browser) -> None:
+    browser.open(site / "concepts" / "theory.html", 1300)
+    accented = "[...document.querySelectorAll('code .accented')]"
+    assert browser.read(f"{accented}.length") > 20
+    # one column wide, in a font that places the accent
+    assert browser.read(f"{accented}.every(e => getComputedStyle(e).fontFamily == 'sans-serif' && e.offsetWidth < 12)")

@@ -76,7 +76,7 @@ def consider(
     if moves.chosen in ("auto", "sgmcmc") and not (fidelity and moves.chosen == "auto") and not len(moments.quiet):
         found.append(_plain(moments, target, moves, length))
     if moves.chosen == "auto":
-        found.append(Candidate("gaussian", "", 0, 0.0, 0.0, 0.0, 0.0, note="never taken: no chain, no shape"))
+        found.append(Candidate("gaussian", "", 0, 0.0, 0.0, 0.0, 0.0, note="taken only if asked for: not a chain"))
     return found
 
 
@@ -169,5 +169,5 @@ def _candidate(
 
 def _time(seconds: float) -> str:
     if seconds < 600:
-        return f"{seconds:.2g} s"
+        return f"{seconds:.2g} s" if seconds < 99.5 else f"{seconds:.0f} s"
     return f"{seconds / 60:,.0f} min" if seconds < 36000 else f"{seconds / 3600:,.0f} h"

@@ -128,7 +128,7 @@ def verdict(c: Comparison, checks: tuple[Check, ...]) -> str:
         return f"{known} The draws carry the posterior's shape, which N(estimate, target) lacks: read their quantiles."
     if c.expected.posterior:
         return f"{known} With noise at the posterior's own temperature {_OWN}, shape included."
-    return f"{known} The shape is the chain's own: for quantiles take estimate ± z·se."
+    return f"{known} Skewness and tails of the draws come from the sampler: for quantiles take estimate ± z·se."
 
 
 def _covariance(c: Comparison) -> Check:
@@ -300,7 +300,7 @@ def _shape(c: Comparison) -> Check:
     elif beyond.any():
         status = "look"
         words += (
-            " beyond prediction and Monte Carlo error: the shape is the chain's own; read estimate ± z·se, not quantiles "
+            " beyond prediction and Monte Carlo error: it comes from the sampler; read estimate ± z·se, not quantiles "
             "of the draws"
         )
     elif max(c.cautious_shape_errors) > POWER:
@@ -311,7 +311,7 @@ def _shape(c: Comparison) -> Check:
         status, words = "ok", f"{words} where {told:+.2f} was predicted: shape that N(estimate, target) lacks"
     elif odd:
         status = "ok"
-        words += f" where {told:+.2f} was predicted: the shape is the chain's own; read estimate ± z·se"
+        words += f" where {told:+.2f} was predicted: it comes from the sampler; read estimate ± z·se"
     else:
         small = bool((np.abs(values) > limit * errors).any())
         alike = "what normal draws would show" if abs(told) < error else f"as predicted ({told:+.2f})"

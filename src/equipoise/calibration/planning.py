@@ -175,7 +175,7 @@ class Plan(Card):
             else f"none: {self.chains} x {self.draws:,} independent draws from N(estimate, target)",
             "cost": f"{self.rows:,} rows, {self.passes:,.1f} passes over the data",
             "effective draws": f"{self.ess:,.0f} predicted",
-            "time": f"about {self.seconds:.2g} s of sampling",
+            "time": f"about {self.seconds:.2g} s of sampling{', reading included' if self.reads else ''}",
             **faster(self.target, self.seconds, self.ess),
         }
         if not chain:

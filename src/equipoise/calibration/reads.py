@@ -48,8 +48,8 @@ class Reads:
     seconds: float
 
     def __str__(self) -> str:
-        size = f", {self.bytes / _GIGA:.3g} GB" if self.bytes else ""
-        return f"{self.where}{size}"
+        size = f"{self.bytes / _GIGA:.3g} GB" if self.bytes >= _GIGA else f"{1000 * self.bytes / _GIGA:.3g} MB"
+        return f"{self.where}, {size}" if self.bytes else self.where
 
     @property
     def words(self) -> str:

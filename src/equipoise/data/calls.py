@@ -292,6 +292,8 @@ class CallReader:
             )
         if root and root not in {"np", "contr"} and not called:
             return self._refused(name, f"write a column whose name has a dot in backticks, as in `{brief(name, 40)}`")
+        if name in {"factor", "i"}:
+            return self._refused(f"the function {name}", "mark a category with C(x)")
         return self._refused(
             f"the function {brief(name, 40)}",
             "compute that column before, or pass a function of your own to eq.data.table as context={'f': f}",

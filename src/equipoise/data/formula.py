@@ -274,6 +274,8 @@ def _tokens(text: str) -> list[Token]:
 
 def _reason(error: Exception) -> str:
     # formulaic marks the place in colour on the lines that follow the first
+    if str(error).startswith("Missing operator"):
+        return "write + between columns, and names with a space in backticks"
     return brief(str(error).split("\n\n")[0], 200).rstrip(".") or "correct the formula"
 
 
@@ -287,7 +289,10 @@ def _read_token(token: Token, formula: str, context: Mapping[str, UserFunction],
         case "operator":
             if "|" in text:
                 raise InvalidInput(
-                    "formula", "one with a single right-hand side", shown(formula), "write + where there is a |"
+                    "formula",
+                    "one with a single right-hand side",
+                    shown(formula),
+                    "write + C(group) for | group, or leave it out and give clusters=",
                 )
             if text != "in" and _SYMBOLS.sub("", text):
                 raise refusal(formula, f"the sign {brief(text, 20)}", "use + - : * / ** and brackets between columns")
