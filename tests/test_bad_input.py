@@ -23,7 +23,7 @@ def refused(argument: str, given: str, call) -> eq.InvalidInput:
     with pytest.raises(eq.InvalidInput) as caught:
         call()
     message = str(caught.value)
-    parts = re.fullmatch(r"(.+?): must be (.+); got (.*)\. To fix: (.+)\.", message)
+    parts = re.fullmatch(r"(.+?): must be (.+); got (.*)\. To fix: (.+)[.?]", message)
     assert parts is not None, message
     assert parts[1] == caught.value.argument == argument
     assert given in parts[3], message
