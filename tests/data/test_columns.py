@@ -145,6 +145,10 @@ def test_dates_inside_c_are_levels(frame) -> None:
     np.testing.assert_array_equal(made.x[:, 1:], expected)
     assert made.names[1] == f"C(t)[T.{levels[1]}]"
     np.testing.assert_array_equal(np.asarray(made.design.encode(frame.iloc[5:8])[0]), made.x[5:8])
+    # their hours, minutes and seconds look like factors of a product
+    read = eq.data.scan(pa.Table.from_pandas(frame), "y ~ C(t)")
+    assert read.names == made.names
+    np.testing.assert_array_equal(read.whole().x, made.x)
     with pytest.raises(eq.InvalidInput, match="t: must be one of the levels seen when fitting"):
         made.design.encode(frame.assign(t=pd.Timestamp("1999-01-01")))
     with pytest.raises(eq.InvalidInput, match=r"t: must be used either as a number or inside C\(\)"):

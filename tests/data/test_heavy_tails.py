@@ -114,6 +114,27 @@ def test_a_second_pass_for_a_formula_brings_the_rows_of_rare_levels(rare_levels)
     np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-14)
 
 
+def test_combinations_of_levels_that_are_rare_together(rare_levels) -> None:
+    one, other = np.random.default_rng(7).random((2, 60_000)) < 0.03
+    made = rare_levels.append_column("one", pa.array(np.where(one, "u", "v"))).append_column(
+        "other", pa.array(other * 1)
+    )
+    model = eq.glm("gaussian", divergence=eq.Huber())
+    # levels of an expression cannot be looked for, and the few rows that the sample has of one do
+    formula = "level ~ poly(exp(scale(a)), 2) + one:other + C(center(a) > 3)"
+    source = eq.data.scan(made, formula)
+    (certain, others), both = source.standing(6_000), source.names.index("one[u]:other")
+    assert certain.x[:, both].sum() == np.sum(one & other)
+    assert not others.x[:, both].any()
+    eq.bind(model, source).standing(6_000)
+    assert source.passes == 2.0
+    plan = eq.plan(model, source, target="HC3")
+    assert source.passes <= 8.0
+    expected = eq.plan(model, made.to_pandas(), formula=formula, target="HC3")
+    np.testing.assert_allclose(plan.fit.theta, expected.fit.theta, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-14)
+
+
 @pytest.mark.parametrize(
     ("family", "terms"), [("bernoulli", "a + kind"), ("poisson", "a + kind"), ("bernoulli", "kind:a")]
 )

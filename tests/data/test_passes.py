@@ -114,7 +114,7 @@ def test_a_robust_scale_leaves_a_pass_for_calls_of_functions_of_calls(
     family, options, folder, readings, sampled
 ) -> None:
     sampled(40_000)
-    formula = "level ~ poly(exp(0.5 * scale(a)), 2) + b + g"
+    formula = "level ~ poly(exp(0.5 * scale(a)), 2) + C(center(b) > 0) + g"
     source = eq.data.scan(folder, formula)
     assert readings.total() == 2 * N
     plan = eq.plan(_model(family), source, **options)

@@ -81,7 +81,7 @@ def test_rows_are_ordered_by_their_time(panel) -> None:
     mixed = (x[order], y[order])
     assert np.abs(eq.robust(model, mixed, fit, kind="HAC", lags=6) / expected - 1.0).max() > 0.01
     dates = pd.Timestamp("2020-01-01") + pd.to_timedelta(order, unit="D")
-    for time in (order, order - 7.5, dates, dates.astype(str)):
+    for time in (order, order - 7.5, dates, dates.astype(str), dates.tz_localize("Asia/Tokyo")):
         np.testing.assert_allclose(eq.robust(model, mixed, fit, kind="HAC", lags=6, time=time), expected, rtol=1e-10)
     own = eq.Model(lambda p, o: (o["y"] - o["x"] @ p["b"]) ** 2, {"b": np.zeros(3)})
     data = {"x": x[order], "y": y[order]}

@@ -99,6 +99,22 @@ class Asked:
         return found
 
     @cached_property
+    def terms(self) -> list[list[str]]:
+        """The columns of every term on the right-hand side."""
+        if self.formula is None:
+            return []
+        found = []
+        for term in self.parsed[0].rhs:
+            uses = Uses()
+            for factor in term.factors:
+                if str(factor.eval_method.value) == "lookup":
+                    uses.column(factor.expr, "term")
+                elif str(factor.eval_method.value) == "python":
+                    CallReader(self.formula, self.context, uses).read(factor.expr)
+            found.append(sorted(uses.roles))
+        return found
+
+    @cached_property
     def bare(self) -> set[str]:
         """The columns that are numbers if they can be: used as they are, as weights or as offset, and for nothing else."""
         if self.formula is None:

@@ -18,12 +18,13 @@ from equipoise.data.frames import compact, stacked
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["FEWEST", "Far", "Lot"]
+__all__ = ["FEWEST", "Cells", "Far", "Lot"]
 
 FEWEST = 50  # rows of a level in a sample, below which it tells too little of it
 
 _STRIDE = 16  # one of so many numbers is looked at first, to see which may be among the largest
 _NONE = (-np.inf, np.inf)  # limits beyond which there is nothing
+_CELLS = 1 << 20  # combinations of levels that are counted
 _HELD = 4  # times the rows that are kept may be held before the others are let go
 
 
@@ -63,14 +64,24 @@ class Lot:
             priority, frame = priority[kept], frame[kept]
         return Lot((priority,), (frame,))
 
-    def rare(self, levels: Mapping[str, Iterable[Level]], most: float) -> tuple[tuple[str, tuple[Level, ...]], ...]:
-        """Of levels by column, those that it has few rows of; none of a column with more than `most` rows of such."""
+    def rare(
+        self, levels: Mapping[str, Iterable[Level]], together: Iterable[tuple[str, ...]], most: float
+    ) -> tuple[Cells, ...]:
+        """Columns that go together, where it has few rows of some of their levels; none with more than `most` such rows."""
         found = []
-        for name, known in levels.items():
-            counts = dict(simplified(name, self.frame[name]).value_counts())
-            few = {level: int(counts.get(level, 0)) for level in known if counts.get(level, 0) < FEWEST}
-            if few and sum(few.values()) <= most:
-                found.append((name, tuple(few)))
+        for names in together:
+            known = tuple(tuple(levels[name]) for name in names)
+            if np.prod([float(len(each)) for each in known]) > _CELLS:
+                continue
+            every = Cells(names, known, np.ones([len(each) for each in known], dtype=bool))
+            codes = every.codes(self.frame)
+            if min(int(code.min(initial=0)) for code in codes) < 0:
+                continue  # levels that are written otherwise
+            cell = np.ravel_multi_index(codes, every.common.shape)
+            counts = np.bincount(cell, minlength=every.common.size).reshape(every.common.shape)
+            few = counts < FEWEST
+            if few.any() and counts[few].sum() <= most:
+                found.append(replace(every, common=~few))
         return tuple(found)
 
     def merged(self, other: Lot, most: int) -> Lot:
@@ -80,8 +91,32 @@ class Lot:
 
 
 @dataclass(frozen=True)
+class Cells:
+    """Combinations of the levels of some columns, and which of them are common."""
+
+    names: tuple[str, ...]
+    levels: tuple[tuple[Level, ...], ...]
+    common: Mask = field(compare=False)
+
+    def codes(self, frame: pd.DataFrame) -> tuple[Index, ...]:
+        """Places of the rows' levels; −1 for any other."""
+        import pandas as pd
+
+        return tuple(
+            pd.Index(list(known)).get_indexer(pd.Index(simplified(name, frame[name])))
+            for name, known in zip(self.names, self.levels, strict=True)
+        )
+
+    def rare(self, frame: pd.DataFrame) -> Index:
+        """Places of rows that are of no common one."""
+        codes = self.codes(frame)
+        known = np.logical_and.reduce([code >= 0 for code in codes])
+        return np.flatnonzero(~(known & self.common[codes]))
+
+
+@dataclass(frozen=True)
 class Far:
-    """The rows with the largest and the smallest numbers of every column, and those of some levels.
+    """The rows with the largest and the smallest numbers of every column, and those of rare levels.
 
     Attributes
     ----------
@@ -94,14 +129,19 @@ class Far:
     frames
         The rows, in pieces; others may be among them.
     rare
-        Columns with levels of which all rows are here.
+        Levels by column, and together, of which all rows are here that are not common; None where none were looked for.
     """
 
     names: tuple[str, ...]
     most: int
     limits: tuple[tuple[float, float], ...] = ()
     frames: tuple[pd.DataFrame, ...] = field(default=(), repr=False)
-    rare: tuple[tuple[str, tuple[Level, ...]], ...] = ()
+    rare: tuple[Cells, ...] | None = None
+
+    @property
+    def searched(self) -> bool:
+        """Whether rows of rare levels were looked for."""
+        return self.rare is not None
 
     @property
     def beyond(self) -> Far:
@@ -121,7 +161,7 @@ class Far:
     def _of_rare_levels(self, frame: pd.DataFrame, places: Index | None) -> Index:
         """Places of rows with a rare level."""
         rows = frame if places is None else frame.iloc[places]
-        found = [np.flatnonzero(simplified(name, rows[name]).isin(levels)) for name, levels in self.rare]
+        found = [cells.rare(rows) for cells in self.rare or () if len(rows)]
         return np.concatenate([np.zeros(0, np.intp), *found])
 
     def merged(self, other: Far) -> Far:

@@ -7,7 +7,7 @@ depends on who read which.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -201,12 +201,8 @@ class Learner:
         """The values of factors that depend on the table, and what their calls are given in it."""
         if not self.asked.factors:
             return {}, {}
-        state: dict[str, Any] = {call: thawed(numbers) for call, numbers in self.known.items()}
         weight = np.ones(len(chosen)) if times is None else times.astype(np.float64)
-        functions = {name: _recorder(name, weight) for name in LEARNERS} | {"C": _bare}
-        values = self.asked.values(chosen)
-        made = {factor: self.asked.evaluated(factor, values, functions, state) for factor in self.asked.factors}
-        found = {call: held for call, held in state.items() if "summary" in held}
+        made, found = _noted(self.asked, self.asked.factors, chosen, weight, self.known)
         for call, held in found.items():
             # around another call that has not learnt yet, numbers are not what they will be
             if held["unsound"].size and not any(other != call and other in call for other in found):
@@ -302,6 +298,17 @@ def _drawn(
     return Lot((limit * rng.random(below.size),), (compact(frame.iloc[below]),))
 
 
+def _noted(
+    asked: Asked, factors: Iterable[str], chosen: pd.DataFrame, weight: Array, known: Mapping[str, Mapping[str, Learnt]]
+) -> tuple[dict[str, object], dict[str, dict[str, Any]]]:
+    """The values of factors, and what those of their calls are given that have not learnt yet."""
+    state: dict[str, Any] = {call: thawed(numbers) for call, numbers in known.items()}
+    functions = {name: _recorder(name, weight) for name in LEARNERS} | {"C": _bare}
+    values = asked.values(chosen)
+    made = {factor: asked.evaluated(factor, values, functions, state) for factor in factors}
+    return made, {call: held for call, held in state.items() if "summary" in held}
+
+
 def _recorder(name: str, times: Array) -> Callable[..., Any]:
     """In place of a function that learns: it notes what it is given, unless it has learnt already."""
     from formulaic.transforms import TRANSFORMS
@@ -346,8 +353,9 @@ def settled(
             asked.evaluated(factor, values, {"C": _bare}, state)
     found = {call: frozen(lessons.states[call][0], state[call]) for call in learnt}
     # levels of an expression over numbers that were only found now have not been seen
-    blind = any("C" in functions and functions & LEARNERS.keys() for functions in asked.factors.values())
-    done = not unknown or (len(learnt) == len(unknown) and not blind)
+    coded = [factor for factor, used in asked.factors.items() if "C" in used and used & LEARNERS.keys()]
+    rows = lessons.witness
+    done = not unknown or (len(learnt) == len(unknown) and not _noted(asked, coded, rows, np.ones(len(rows)), known)[1])
     return {**{call: dict(numbers) for call, numbers in known.items()}, **found}, done
 
 

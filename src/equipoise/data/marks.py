@@ -183,7 +183,8 @@ def times_of(values: ArrayLike, name: str) -> Array:
         import pandas as pd
 
         try:
-            array = pd.to_datetime(pd.Series(values)).to_numpy()
+            # those of a time zone stay objects otherwise
+            array = pd.to_datetime(pd.Series(values), utc=True).to_numpy("datetime64[ns]")
         except (ValueError, TypeError) as error:
             raise InvalidInput(name, "numbers or dates", shown(values), "convert it") from error
     if array.dtype.kind == "M":

@@ -111,7 +111,8 @@ class Recipe:
 
 def _expression(label: str) -> str:
     """What makes a column of the matrix: itself, or the call of which it is one of several, as in `poly(x, 2)[1]`."""
-    return label[: label.rindex("[")] if label.endswith("]") else label
+    # a level may hold the colon at which labels are split, as a time of day does
+    return label[: label.rindex("[")] if label.endswith("]") and "[" in label else label
 
 
 def _column(found: Any, label: str) -> Any:

@@ -25,7 +25,7 @@ from equipoise.data.encoding import row_encoder
 from equipoise.data.fields import Columns
 from equipoise.data.files import as_floats, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
-from equipoise.data.kept import Far
+from equipoise.data.kept import Cells, Far
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
 from equipoise.data.parts import ArrowPart, CSVPart, Mistyped, ParquetPart
 from equipoise.data.passage import CHUNK, workers_for
@@ -285,7 +285,7 @@ def _lessons(
     columns = tuple(
         dict.fromkeys([*asked.roles, *(asked.beside[name] for name in ("offset",) if name in asked.beside)])
     )
-    rare = () if before is None else _rare(before, most)
+    rare = None if before is None else _rare(before, asked, most)
     far = Far(columns, min(_AT_ENDS, most // (8 * max(1, len(columns)))), rare=rare)
     learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far)
     if not found.parts:
@@ -298,15 +298,17 @@ def _lessons(
     return replace(lessons, lot=lessons.lot.fewer(most))
 
 
-def _rare(before: Lessons, most: int) -> tuple[tuple[str, tuple[Level, ...]], ...]:
-    """Columns with levels that a sample has few rows of, where it is not all of them and those are not many."""
+def _rare(before: Lessons, asked: Asked, most: int) -> tuple[Cells, ...]:
+    """Levels, alone and together, that a sample has few rows of, where it is not all of them and those are not many."""
     levels: dict[str, Iterable[Level]]
     share = sum(before.kept) / max(1, before.lot.size)
     sample = before.lot.frame
     # numbers of two values are as levels
     levels = {name: sample[name].unique() for name in sample.columns if sample[name].nunique() == 2}
     levels |= {name: known for name, known in before.levels.items() if name in sample.columns}
-    return before.lot.rare(levels, 0.25 * most / share) if share > 1.0 else ()
+    together = [tuple(name for name in term if name in levels) for term in asked.terms]
+    every = dict.fromkeys([*((name,) for name in levels), *(names for names in together if names)])
+    return before.lot.rare(levels, every, 0.25 * most / share) if share > 1.0 else ()
 
 
 def _no_rows() -> InvalidInput:

@@ -114,12 +114,25 @@ def _followed(
 
 
 def _agreed_move(scale: Scale, log: float, straight: Array, aside: Array) -> float:
-    """How far the scale's logarithm moves for a step `straight` + move · `aside` to have residuals of that scale."""
+    """How far the scale's logarithm moves for a step `straight` + move · `aside` to have residuals of that scale.
+
+    Next to a corner the scale moves by far more or less than on the average: from both sides of the answer on, it is looked for
+    between them (regula falsi, where an end that stays counts half).
+    """
     lead = scale.slope / scale.value
-    move, gain = 0.0, 1.0 - float(lead @ aside)
+    move, gain, last = 0.0, 1.0 - float(lead @ aside), None
+    ends: dict[bool, tuple[float, float]] = {}
     for _ in range(_ROUNDS):
         wanted = scale.after(straight + move * aside)
-        change = (np.log(wanted) - log - move) / gain if wanted > 0.0 else 0.0
+        change = float(np.log(wanted) - log - move) / gain if wanted > 0.0 else 0.0
+        side = change > 0.0
+        if side == last and len(ends) == 2:
+            at, rise = ends[not side]
+            ends[not side] = at, 0.5 * rise
+        ends[side], last = (move, change), side
+        if len(ends) == 2:
+            (low, rise), (high, fall) = ends[True], ends[False]
+            change = low + (high - low) * rise / (rise - fall) - move
         move += change
         if abs(change) <= _EXACT:
             break

@@ -151,7 +151,9 @@ class LinearProblem(Card):
     def standing(self, rows: int) -> Self:
         """The same problem on about so many rows that stand for all; of files with those that can matter most."""
         if isinstance(self.source, Scan) and self.source.n > max(rows, self.source.lot.size):
-            return replace(self, source=with_rare(*self.source.standing(rows), self.source))
+            # no few rows separate a response on a scale, and those of rare levels were brought if they were looked for
+            few = self.source.far.searched and self.model.family.parameter in {"scale", "shape"}
+            return replace(self, source=with_rare(*self.source.standing(rows), self.source, few))
         return self.subsample(min(rows, self.source.n), seed=None)
 
     def marked(self, clusters: object = None, time: object = None) -> Self:

@@ -37,10 +37,10 @@ class RarePass:
         return np.asarray(np.vecdot(z @ self.S, z))
 
 
-def with_rare(certain: Rows, others: Rows, source: Source[Rows]) -> Rows:
+def with_rare(certain: Rows, others: Rows, source: Source[Rows], few: bool) -> Rows:
     """Rows that stand for themselves, others that stand for the rest, and every row of levels that these have few of.
 
-    That is one pass, if there are any.
+    That is one pass, if there are any; where few rows do for a start (`few`), only if there are levels that these have none of.
 
     Rows of a level, or of a combination of levels, that m observations have are of leverage 1/m among columns of two values.
     """
@@ -55,7 +55,7 @@ def with_rare(certain: Rows, others: Rows, source: Source[Rows]) -> Rows:
     unsure = rare[certain.height :]
     absent = not is_positive(form - _ROUNDING * np.diag(np.diag(form)))
     # more than a sample would have of them are no few rows
-    if share <= 1.0 or not (absent or unsure.any()) or part.counts[rare].sum() > part.height:
+    if share <= 1.0 or not (absent or (unsure.any() and not few)) or part.counts[rare].sum() > part.height:
         return part
     left = part.take(np.flatnonzero(~rare))
     # those that are not certain share the observations that the others leave
