@@ -373,3 +373,14 @@ def test_a_tail_that_a_sample_misses_takes_few_passes(family, response, at_ends,
     frame = pd.concat([pd.read_parquet(folder / f"{k}.parquet") for k in range(3)])
     expected = eq.fit(_model(family), frame, formula=formula)
     np.testing.assert_allclose(found.theta, expected.theta, rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("response", "family"), [("count", "poisson"), ("level", "gaussian"), ("level", "huber"), ("level", "student")]
+)
+def test_collinear_columns_are_told_in_a_few_passes(response, family, folder, readings, sampled) -> None:
+    sampled(20_000)
+    source = eq.data.scan(folder, f"{response} ~ a + b + I(a + 2 * b) + g")
+    with pytest.raises(eq.FitFailed, match=r"columns a, b, I\(a \+ 2 \* b\) are collinear"):
+        eq.fit(_model(family), source)
+    assert readings.total() <= 3 * N

@@ -15,7 +15,7 @@ from equipoise.data.metering import reading
 from equipoise.errors import FitFailed
 from equipoise.files import available_memory
 from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
-from equipoise.fitting.maps import WIDE, Map, newton_map
+from equipoise.fitting.maps import WIDE, Map, newton_map, require_independent
 from equipoise.fitting.newton import Astray, Rough, minimise
 from equipoise.fitting.scaling import settled_together
 from equipoise.fitting.smoothness import NotSmooth
@@ -120,8 +120,8 @@ def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) 
     if part is not None:
         try:
             return _from_sample(problem, part, max_iterations)
-        except FitFailed:
-            pass  # a sample may be separated or collinear where the whole is not
+        except FitFailed as failure:  # a sample may be separated or collinear where the whole is not
+            require_independent(problem, part, failure)
     starts = problem.search.starts()
     # with one constant for all: losses with different scales do not compare
     here = problem.settled(starts[0])
@@ -294,8 +294,8 @@ def _polished(problem: Problem, part: Problem | None, restarts: int | None, max_
             except Astray as astray:
                 core = _on_core(problem, astray)
                 return _from_part(problem, core, _best(core, restarts, max_iterations), max_iterations, last=True)
-        except FitFailed:
-            pass  # a part may have no minimum where the whole has one
+        except FitFailed as failure:  # a part may have no minimum where the whole has one
+            require_independent(problem, part, failure)
     return _best(problem, restarts, max_iterations)
 
 

@@ -15,7 +15,7 @@ from equipoise.fitting.krylov import ends
 from equipoise.linalg import FLAT
 from equipoise.models.problem import Minimised, Problem
 
-__all__ = ["WIDE", "Map", "infinite", "newton_map", "sharpened", "whitening"]
+__all__ = ["WIDE", "Map", "infinite", "newton_map", "require_independent", "sharpened", "whitening"]
 
 WIDE = 400  # columns from which on a matrix costs more than products with many vectors
 _ROUGHLY, _SOLVED, _PRODUCTS = 0.1, 1e-5, 100  # error of a step by products, of its size, and how many it may take
@@ -75,6 +75,16 @@ def whitening(problem: Minimised, metric: Array) -> Array:
     if unit.singular:
         raise _collinear(problem, unit)
     return unit.axes / np.sqrt(unit.values) / unit.scale[:, None]
+
+
+def require_independent(problem: Problem, part: Problem, failure: FitFailed) -> None:
+    """Raise where columns that a part of the rows does not determine are collinear in all of them, which two passes tell."""
+    if problem.source.in_memory or not failure.columns:
+        return
+    constant = part.settled(part.search.starts()[0]).constant
+    metric = problem.at_constant(constant).search.metric()
+    if metric is not None:
+        whitening(problem, metric)
 
 
 def newton_map(problem: Minimised, H: Array, own: bool = True) -> Map:
