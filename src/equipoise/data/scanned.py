@@ -95,8 +95,7 @@ class Scan(Card, Generic[Block]):
     meter: Meter = field(default_factory=Meter, repr=False)
 
     def _facts(self) -> dict[str, object]:
-        told = {"n": self.n, "where": self.where, "response": self.response, "names": self.names}
-        return {**told, "clusters": self.clusters, "time": self.clock, "memory": f"{self.memory / 1e9:.3g} GB"}
+        return {"n": self.n, "where": self.where, "response": self.response, "names": self.names, "memory": self.memory}
 
     @property
     def n(self) -> int:
