@@ -94,6 +94,15 @@ def rare_levels(monkeypatch):
     return pa.table({"a": a, "kind": kind, "won": won.astype(float), "level": a + rng.standard_t(4, size=60_000)})
 
 
+def _require_plan_of_memory(model, source, table, formula) -> None:
+    """A plan in at most eight passes, with estimates and target of the same rows in memory."""
+    plan = eq.plan(model, source, target="HC3")
+    assert source.passes <= 8.0
+    expected = eq.plan(model, table.to_pandas(), formula=formula, target="HC3")
+    np.testing.assert_allclose(plan.fit.theta, expected.fit.theta, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-14)
+
+
 def test_a_second_pass_for_a_formula_brings_the_rows_of_rare_levels(rare_levels) -> None:
     formula, model = "level ~ poly(exp(scale(a)), 2) + kind", eq.glm("gaussian", divergence=eq.Huber())
     source = eq.data.scan(rare_levels, formula)
@@ -107,11 +116,7 @@ def test_a_second_pass_for_a_formula_brings_the_rows_of_rare_levels(rare_levels)
     assert others.x[:, kinds].any(axis=1).all()
     assert eq.bind(model, source).standing(6_000).source.n == pytest.approx(60_000, rel=1e-12)
     assert source.passes == 2.0
-    plan = eq.plan(model, source, target="HC3")
-    assert source.passes <= 8.0
-    expected = eq.plan(model, rare_levels.to_pandas(), formula=formula, target="HC3")
-    np.testing.assert_allclose(plan.fit.theta, expected.fit.theta, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-14)
+    _require_plan_of_memory(model, source, rare_levels, formula)
 
 
 def test_combinations_of_levels_that_are_rare_together(rare_levels) -> None:
@@ -128,11 +133,7 @@ def test_combinations_of_levels_that_are_rare_together(rare_levels) -> None:
     assert not others.x[:, both].any()
     eq.bind(model, source).standing(6_000)
     assert source.passes == 2.0
-    plan = eq.plan(model, source, target="HC3")
-    assert source.passes <= 8.0
-    expected = eq.plan(model, made.to_pandas(), formula=formula, target="HC3")
-    np.testing.assert_allclose(plan.fit.theta, expected.fit.theta, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(plan.tuning.target, expected.tuning.target, rtol=1e-9, atol=1e-14)
+    _require_plan_of_memory(model, source, made, formula)
 
 
 @pytest.mark.parametrize(
