@@ -129,7 +129,7 @@ def test_many_rows_start_from_a_sample(family, sample, make_data, make_model, mo
     assert hessians.count(2500) == 1 or sample < 1200
     expected = newton(family, x, y, constant=CONSTANTS.get(family))
     np.testing.assert_allclose(found.params, expected, rtol=1e-9, atol=1e-11)
-    _, gradient, H = whole(make_model(family).bind((x, y)), found.params, 2)
+    _, gradient, H, _ = whole(make_model(family).bind((x, y)), found.params, 2)
     assert found.gradient_norm <= 2e-10
     # the certificate's Hessian is a standard deviation away at most; of a step taken unseen it is what it leaves at most
     assert np.sqrt(2500 * gradient @ np.linalg.solve(H, gradient)) <= 1.1 * found.gradient_norm + 1e-13

@@ -43,7 +43,7 @@ def test_a_fit_from_files_reads_them_four_times_and_finds_the_same(family, table
         assert found.constant == pytest.approx(expected.constant, rel=1e-12)
     # the certificate holds where the last step was taken unseen
     problem = eq.bind(eq.glm(family), source).at_constant(found.constant)
-    _, gradient, H = problem.derivatives(found.theta, 2)
+    _, gradient, H, _ = problem.derivatives(found.theta, 2)
     assert found.converged
     assert np.sqrt(source.n * gradient @ np.linalg.solve(H, gradient)) <= max(2.0 * found.gradient_norm, 1e-11)
 

@@ -18,6 +18,7 @@ from equipoise.cards import Card, html_table
 from equipoise.checks import shown, whole
 from equipoise.data.metering import reading
 from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.fitting.ending import ended
 from equipoise.fitting.fit import Fit, fit
 from equipoise.linalg import split_range, symmetric
 from equipoise.models.binding import bind, checked
@@ -297,6 +298,9 @@ def make_plan(
     if isinstance(target, str) and target in ("sandwich", *KINDS) and len(found.quiet):
         problem, fitted = _varied(problem, fitted, found, target)
         found, known = _moments(problem, fitted, target, aim, tuning_rows, seed)
+    if tuning_rows is None:
+        fitted, found = ended(problem, fitted, found)
+        problem = problem.at_constant(fitted.constant)
     wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim, known)
     sampler, tuning, considered = _choose(problem, found, wanted, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
@@ -371,7 +375,7 @@ def _moments(
 ) -> tuple[Moments, Known | None]:
     """Moments at a fit, and what was added up beside them for the target, if anything was."""
     if tuning_rows is None:
-        return moments_for(problem, fitted, target, aim.lags)
+        return moments_for(problem, fitted, target, aim.lags, fitted.information)
     return moments(problem, fitted, tuning_rows=tuning_rows, seed=seed), None
 
 

@@ -25,8 +25,8 @@ __all__ = ["Reads", "expected_passes", "reads_of", "with_reading"]
 # Passes that a fit takes from the minimum of a sample: of squared loss or of all rows, of regressions (robust scale: one more),
 # and of other losses.
 _SQUARED, _LINEAR, _OTHERS = 1, 2, 3
-# Targets that take a pass of their own: scores over leverages; by cluster or over time where that does not go with the moments.
-_ALWAYS, _APART = ("HC2", "HC3"), ("CRV1", "CRV3", "HAC")
+# Targets that take a pass of their own where their sums do not go with the moments: over leverages, by cluster, over time.
+_APART = ("HC2", "HC3", "CRV1", "CRV3", "HAC")
 _SECONDS = 5e-9  # that a pass takes for each number it reads
 _GIGA = 1e9
 
@@ -64,7 +64,7 @@ def expected_passes(problem: Problem, target: object, moves: Moves) -> float:
     fit = _LINEAR + scaled_together(problem) if isinstance(problem, LinearProblem) else _OTHERS
     fit = _SQUARED if problem.quadratic or problem.source.n <= LARGEST else fit
     kind = target if isinstance(target, str) else ""
-    aim = kind in _ALWAYS or (kind in _APART and not summed_with_moments(problem, kind))
+    aim = kind in _APART and not summed_with_moments(problem, kind)
     bare = moves.chosen in ("sgmcmc", "gaussian") and moves.proxy != "dq-exact"
     return float(fit + 1 + aim + (0 if bare else 1))
 

@@ -92,7 +92,7 @@ def expected_test_loss(problem: Problem, fit: Fit, law: Stationary) -> ExpectedL
     """
     instance("law", law, Stationary, "take one from eq.stationary, or tuning.predicted")
     here, params = settle(problem.without_prior(), fit)
-    value, gradient, hessian = here.derivatives(here.flatten(params), 2)
+    value, gradient, hessian, _ = here.derivatives(here.flatten(params), 2)
     bias = float(gradient @ np.nan_to_num(law.mean_bias))
     return ExpectedLoss(value, bias, 0.5 * float(np.sum(hessian * law.cov)))
 

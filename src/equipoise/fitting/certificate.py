@@ -53,6 +53,8 @@ class Fit(Card):
         The family's constant (gaussian scale, gamma shape, dispersion) in use: estimated when it was left out.
     flat
         Directions (rows) along which a general loss is flat at the minimiser; None when there are none.
+    information
+        (D, D): what leverages are shares of, Σ w E[ℓ''] x xᵀ at the minimiser, where a fit to files has it; otherwise None.
     params
         The minimiser, in the model's own structure.
     """
@@ -65,6 +67,7 @@ class Fit(Card):
     condition: float
     constant: float | None = None
     flat: Array | None = None
+    information: Array | None = field(default=None, repr=False, compare=False)
     params: PyTree = field(default=None, repr=False)
 
 

@@ -279,7 +279,8 @@ def _rescaled(problem: Problem, here: Problem, result: Fit, power: float, rough:
     problem.search.require_constant(constant)
     factor = (constant / _constant(here)) ** power
     norm = result.gradient_norm * float(np.sqrt(factor))
-    return replace(result, constant=constant, gradient_norm=norm, loss=result.loss * factor)
+    information = None if result.information is None else result.information * factor
+    return replace(result, constant=constant, gradient_norm=norm, loss=result.loss * factor, information=information)
 
 
 def _polished(problem: Problem, part: Problem | None, restarts: int | None, max_iterations: int) -> Fit:

@@ -18,7 +18,7 @@ from equipoise.fitting.certificate import Fit, converged, polished, require_boun
 from equipoise.fitting.maps import WIDE, Map, infinite, newton_map, sharpened
 from equipoise.models.problem import Cored, Derivatives, Minimised, Problem, Yardstick
 
-__all__ = ["Astray", "Rough", "minimise"]
+__all__ = ["Astray", "Rough", "minimise", "moved_information"]
 
 _SLOW = 0.1  # a Hessian is kept while each step with it leaves at most this share of the distance
 _STALLED = 0.75  # close to the minimiser, steps that leave more of the distance are rounding: e^(−1/2) is an asymptote
@@ -70,6 +70,7 @@ class _Place:
     n: int
     in_memory: bool
     squared: bool
+    own_last: bool
     own_before: bool
     missed: float = 0.0
 
@@ -88,7 +89,13 @@ class _Place:
         """Whether rounding is all that is left, and that is certain."""
         if self.yard is None or not self.map.own:
             return False
-        return self.norm <= polished(self.yard) or (self.converged and self.norm > _STALLED * self.last)
+        stalled = self.own_last and self.norm > _STALLED * self.last  # distances by other maps do not compare
+        return self.polished or (self.converged and stalled)
+
+    @property
+    def polished(self) -> bool:
+        """Whether the step from here, which is certain, is no more than rounding makes of others."""
+        return self.yard is not None and self.map.own and self.norm <= polished(self.yard)
 
     @property
     def settling(self) -> bool:
@@ -157,7 +164,9 @@ def minimise(
             place = following
         yard = place.yard or problem.search.yardstick(place.theta)
     require_converged(place.norm, converged(yard, problem.n), iteration)
-    return Fit(place.theta, place.norm, True, iteration, place.here.value, place.map.condition)
+    theta = place.theta + place.direction if place.polished else place.theta  # a step that is known costs nothing
+    information = None if problem.source.in_memory else place.here.information
+    return Fit(theta, place.norm, True, iteration, place.here.value, place.map.condition, information=information)
 
 
 def _started(problem: Minimised, start: Array, newton: Map | None, rough: Rough | None) -> _Place:
@@ -171,9 +180,14 @@ def _started(problem: Minimised, start: Array, newton: Map | None, rough: Rough 
     return place
 
 
-def _begun(problem: Minimised, start: Array, rough: Rough) -> tuple[_Place, Minimised]:
+def moved_information(some: Cored, theta: Array, before: Cored, origin: Array) -> Array:
+    """By how much what leverages are shares of moves on a short way, by some rows that stand for all."""
+    return some.information(theta) - before.information(origin)
+
+
+def _begun(problem: Cored, start: Array, rough: Rough) -> tuple[_Place, Cored]:
     """The first point, and some rows that stand for all; raises `Astray` with these where the point is no good."""
-    here, core = cast(Cored, problem).core(start)
+    here, core = problem.core(start)
     try:
         place = _placed(problem, start, here, newton_map(problem, here.hessian), None, rough.yardstick)
         _require_close(place, rough)
@@ -209,7 +223,7 @@ class _Tilted:
 
     def derivatives(self, theta: Array, order: int) -> Derivatives:
         """Those of the sum."""
-        value, gradient, hessian = self.some.derivatives(theta, order)
+        value, gradient, hessian, _ = self.some.derivatives(theta, order)
         away = theta - self.origin
         pull = self.bend @ away
         return Derivatives(
@@ -245,14 +259,17 @@ def _leapt(problem: Minimised, place: _Place, core: Minimised) -> _Place | None:
     return replace(found, missed=missed) if found.norm <= 0.5 * place.norm else None
 
 
-def _settled(place: _Place, core: Minimised | None) -> _Place:
+def _settled(place: _Place, core: Cored | None) -> _Place:
     """Where a step leads that is taken unseen."""
     value = place.here.value + 0.5 * float(place.here.gradient @ place.direction)
-    here, theta = place.here._replace(value=value), place.theta + place.direction
+    theta, information = place.theta + place.direction, place.here.information
     if core is not None and place.missed:
         with suppress(FitFailed):  # Newton's step is nearly as good so close by
             theta = _foreseen(place, core)
-    return replace(place, theta=theta, here=here, norm=place.following)
+    if information is not None and not place.squared:
+        information = None if core is None else information + moved_information(core, theta, core, place.theta)
+    here = place.here._replace(value=value, information=information)
+    return replace(place, theta=theta, here=here, norm=place.following, direction=np.zeros_like(theta))
 
 
 def _placed(
@@ -266,8 +283,9 @@ def _placed(
     norm = float(np.sqrt(max(0.0, -float(here.gradient @ direction)) * problem.n))
     if yard is None and (norm < 1.0 or norm > _STALLED * last):
         yard = problem.search.yardstick(theta)
+    own_last = before is not None and before.map.own
     own_before = before is not None and before.map.own and before.map.fresh
-    about = problem.n, problem.source.in_memory, problem.quadratic, own_before
+    about = problem.n, problem.source.in_memory, problem.quadratic, own_last, own_before
     return _Place(theta, here, newton, direction, norm, last, yard, *about)
 
 

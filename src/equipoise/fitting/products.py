@@ -65,7 +65,7 @@ class _Chart:
 
     def at(self, theta: Array) -> Derivatives:
         """Loss and slope in the coordinates."""
-        value, gradient, _ = self.problem.derivatives(theta, 1)
+        value, gradient, *_ = self.problem.derivatives(theta, 1)
         return Derivatives(finite_or_inf(value), gradient * self.scale, np.zeros(0))
 
     def bends(self, theta: Array) -> Callable[[Array], Array]:

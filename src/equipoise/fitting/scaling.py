@@ -8,13 +8,15 @@ which tell it close by with every corner. How slopes bend further away, rows tha
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import Fit, converged, require_residuals
 from equipoise.fitting.maps import Map, newton_map
-from equipoise.fitting.newton import Astray
+from equipoise.fitting.newton import Astray, moved_information
 from equipoise.linalg import symmetric
 from equipoise.models.linear import LinearProblem
 from equipoise.models.problem import Yardstick
@@ -70,8 +72,12 @@ def settled_together(
             constant = float(np.exp(log))
             problem.search.require_constant(constant)
             sure = left <= converged(yard, problem.n)
-            value = whole.here.value + whole.fall * move
-            return Fit(theta, left, sure, iteration, value, newton.condition, constant=constant)
+            value, information = whole.here.value + whole.fall * move, whole.here.information
+            if information is not None:
+                before = core.at_constant(here.constant), theta - step
+                information = information + moved_information(core.at_constant(constant), theta, *before)
+            found = Fit(theta, left, sure, iteration, value, newton.condition, constant=constant)
+            return replace(found, information=information)
     raise FitFailed("parameters and scale did not settle on each other. To fix: pass scale=, or raise max_iterations.")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from equipoise.arrays import Array
+from equipoise.arrays import Array, Mask
 from equipoise.errors import FitFailed
 from equipoise.fitting.certificate import (
     Fit,
@@ -67,7 +67,7 @@ class _Frame:
 
     def at(self, z: Array) -> Derivatives:
         """Loss, gradient and Hessian in z."""
-        value, gradient, H = self.own(z)
+        value, gradient, H, _ = self.own(z)
         if self.basis is None:
             return Derivatives(value, gradient, H)
         return Derivatives(value, gradient @ self.basis, symmetric(self.basis.T @ H @ self.basis))
@@ -83,7 +83,7 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
     metric = problem.search.metric()
     frame = _Frame(problem, start, None if metric is None else whitening(problem, metric))
     first = frame.at(np.zeros(start.size))
-    _require_start(*first)
+    _require_start(*first[:3])
     bends = np.diag(first.hessian)
     z, iterations = _trusted(frame, max_iterations, bends)
     return _certified(frame, z, iterations, first.value, bends)
@@ -92,7 +92,7 @@ def descend(problem: Problem, start: Array, max_iterations: int = 100) -> Fit:
 def by_products(problem: Problem, start: Array, max_iterations: int) -> Fit:
     """The same for more parameters than there is time for a matrix at every step; of some more, one at the end."""
     first = problem.derivatives(start, 1)
-    _require_start(*first)
+    _require_start(*first[:3])
     found = steered(problem, start, max_iterations)
     if start.size <= _SOME:
         frame = _Frame(problem, found.theta, None)
@@ -120,7 +120,7 @@ def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Ar
     yard = problem.search.yardstick(frame.theta(z))
     z, norm, steps = _settled(frame, z, polished(yard))
     theta, iterations = frame.theta(z), iterations + steps
-    value, _, H = frame.at(z)
+    value, gradient, H, _ = frame.at(z)
     spectrum, axes = curvature_axes(H)
     axes, inner = frame.directions(axes), axes
     close, faded = norm <= converged(yard, problem.n), np.abs(np.diag(H)) < _FADED * bends
@@ -135,9 +135,16 @@ def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Ar
             problem, frame.start if start is None else start, rough, lambda g: _distance(frame, spectrum, inner, g)
         )
     require_minimum(problem, spectrum, axes)
+    if norm <= polished(yard):  # a step that is known costs nothing
+        theta = frame.theta(z + _newton_step(gradient, spectrum, inner, up))
     flat = axes[~up]
     found = flat if len(flat) else None
     return Fit(theta, norm, True, iterations, value, _condition(frame.own(z).hessian), flat=found)
+
+
+def _newton_step(gradient: Array, spectrum: Array, axes: Array, up: Mask) -> Array:
+    """Along some of the directions that curve."""
+    return -((axes[up] @ gradient) / spectrum[up]) @ axes[up]
 
 
 def _onward(problem: Problem, theta: Array, way: Array) -> Array:
@@ -246,10 +253,10 @@ def _polished(frame: _Frame, z: Array, limit: float, faint: float) -> tuple[Arra
     """Newton steps in the curved directions until they no longer shrink: where, how far from zero, and how many."""
     norm, steps = np.inf, 0
     for _ in range(_POLISHING):
-        value, gradient, H = frame.at(z)
+        value, gradient, H, _ = frame.at(z)
         spectrum, axes = curvature_axes(H)
         up = spectrum > faint * spectrum[-1]
-        direction = -((axes[up] @ gradient) / spectrum[up]) @ axes[up]
+        direction = _newton_step(gradient, spectrum, axes, up)
         # along flat directions a slope, if any, is never made up for: measure it as if they curved like the others
         slope = axes[~up & (np.abs(spectrum) <= FAINT * spectrum[-1])] @ gradient
         decrement = max(0.0, -float(gradient @ direction)) + float(slope @ slope)

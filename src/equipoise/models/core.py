@@ -19,6 +19,7 @@ ALIKE = 0.1  # by how much the mean v⁴ of rows that stand for all may differ f
 CORE = 1 << 15  # rows that are kept by their v
 _EVEN = 4  # times fewer are kept alike at the least
 _HALVINGS = 40  # in which a size is found
+_OFTEN = 8  # times that a number comes in a block by chance, at the most
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -56,9 +57,9 @@ def lots(v: Array) -> Array:
 
 
 def _before(digits: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """How often a number came before; zero throughout where most come once, which chance makes equal now and then."""
+    """How often a number came before; zero throughout where none comes often, which chance makes equal now and then."""
     ordered = np.sort(digits)
-    if 2 * np.count_nonzero(ordered[1:] != ordered[:-1]) >= len(digits) - 1:
+    if not np.any(ordered[_OFTEN:] == ordered[:-_OFTEN]):
         return np.zeros(len(digits), np.uint64)
     order, place = np.argsort(digits, kind="stable"), np.arange(len(digits), dtype=np.uint64)
     first = np.maximum.accumulate(np.where(np.diff(ordered, prepend=~ordered[:1]) != 0, place, np.uint64(0)))

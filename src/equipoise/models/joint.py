@@ -21,6 +21,7 @@ from equipoise.linalg import added_form, form_times, symmetric
 from equipoise.models.linear_curvature import LinearCurvature
 from equipoise.models.problem import Derivatives, Yardstick
 from equipoise.models.profile import constant_terms
+from equipoise.models.rowwise import LinearRowwise
 from equipoise.models.sums import counted, gram, predictor, weighted
 
 if TYPE_CHECKING:
@@ -32,13 +33,17 @@ __all__ = ["JointProblem", "joint_sums"]
 
 
 class JointSums(NamedTuple):
-    """Σ −log f (up to what depends on y alone), its derivatives by (θ, log c), and of the loss its value and slope by log c."""
+    """Σ −log f (up to what depends on y alone), its derivatives by (θ, log c), and of the loss its value and slope by log c.
+
+    `information` is what leverages are shares of.
+    """
 
     value: float
     gradient: Array
     hessian: Array
     loss: float
     slope: float
+    information: Array
 
 
 def joint_sums(model: GLM, theta: Array, rows: Rows) -> JointSums:
@@ -63,7 +68,7 @@ def joint_sums(model: GLM, theta: Array, rows: Rows) -> JointSums:
     hessian = np.block([[gram(rows.x, total(d2)), cross[:, None]], [cross, np.array([[corner]])]])
     return JointSums(
         float(total(plain + rest).sum()), np.append(total(d1) @ rows.x, total(terms.score).sum()), hessian,
-        float(total(plain).sum()), float(total(along).sum()),
+        float(total(plain).sum()), float(total(along).sum()), LinearRowwise(model, theta).information(rows),
     )  # fmt: skip
 
 
@@ -128,7 +133,8 @@ class JointProblem:
         gradient, hessian = sums.gradient / n, symmetric(sums.hessian) / n
         gradient[:-1] += pull / self.n
         added_form(hessian[:-1, :-1], self.problem.precision / self.n)
-        return Derivatives(sums.value / n + 0.5 * float(away @ pull) / self.n, gradient, hessian)
+        value = sums.value / n + 0.5 * float(away @ pull) / self.n
+        return Derivatives(value, gradient, hessian, symmetric(sums.information))
 
     def core(self, theta: Array) -> tuple[Derivatives, JointProblem]:
         """Value, gradient and Hessian and, from the same reading, the problem on some rows that stand for all."""
@@ -137,6 +143,10 @@ class JointProblem:
         self._last.clear()
         self._last[theta.tobytes()] = sums
         return self.derivatives(theta, 2), JointProblem(replace(self.problem, source=rows))
+
+    def information(self, theta: Array) -> Array:
+        """What leverages are shares of, summed over the observations."""
+        return symmetric(self._sums(theta).information)
 
     def loss(self, theta: Array) -> float:
         """The loss of the parameters alone; of a point close to the last one it is extrapolated from there."""

@@ -25,6 +25,7 @@ from equipoise.models.linear_search import LinearSearch
 from equipoise.models.passes import (
     Beside,
     Both,
+    BothSums,
     DiagonalPass,
     LeverageWeight,
     LossPass,
@@ -37,7 +38,7 @@ from equipoise.models.problem import Derivatives
 from equipoise.models.profile import profiled
 from equipoise.models.rare import with_rare
 from equipoise.models.residuals import ResidualPass, robust_scale
-from equipoise.models.rowwise import LinearRowwise, StackedPass, StackedSums
+from equipoise.models.rowwise import InformationPass, LinearRowwise, StackedPass, StackedSums
 from equipoise.theory.bounds import BoundConstants
 from equipoise.theory.moments import Moments
 
@@ -212,21 +213,40 @@ class LinearProblem(Card):
 
     def derivatives(self, theta: Array, order: int) -> Derivatives:
         """L, ∇L and ∇²L up to `order`, reading the rows once."""
-        return self.averaged(self.source.reduce(LossPass(self.model, theta, order)), theta, order)
+        f = self._loss_pass(theta, order)
+        return self._derived(self.source.reduce(f), theta, order)
 
     def core(self, theta: Array) -> tuple[Derivatives, LinearProblem]:
         """L, ∇L and ∇²L at θ and, from the same reading, the problem on some rows that stand for all."""
-        sums, rows = LinearCurvature(self, theta).with_core(LossPass(self.model, theta, 2))
-        return self.averaged(sums, theta, 2), replace(self, source=rows)
+        sums, rows = LinearCurvature(self, theta).with_core(self._loss_pass(theta, 2))
+        return self._derived(sums, theta, 2), replace(self, source=rows)
+
+    def information(self, theta: Array) -> Array:
+        """What leverages are shares of, summed over the observations."""
+        return symmetric(self.source.reduce(InformationPass(LinearRowwise(self.model, theta))).total)
+
+    def _loss_pass(self, theta: Array, order: int) -> Callable[[Rows], Any]:
+        """The pass for derivatives; of rows in files with what leverages are shares of, if that is not the Hessian."""
+        f, rowwise = LossPass(self.model, theta, order), LinearRowwise(self.model, theta)
+        beside = order > 1 and not self.source.in_memory and not rowwise.observed
+        return Both(f, InformationPass(rowwise)) if beside else f
+
+    def _derived(self, sums: LossSums | BothSums, theta: Array, order: int) -> Derivatives:
+        """L, ∇L and ∇²L by the sums of such a pass."""
+        if isinstance(sums, LossSums):
+            return self.averaged(sums, theta, order)
+        return self.averaged(sums.first, theta, order)._replace(information=symmetric(sums.second.total))
 
     def averaged(self, sums: LossSums, theta: Array, order: int) -> Derivatives:
         """L, ∇L and ∇²L up to `order` at θ, by the sums of a pass."""
         n, away = self.source.n, theta - self.mean
         pull = form_times(self.precision, away)
+        own = order > 1 and LinearRowwise(self.model, theta).observed
         return Derivatives(
             sums.value / n + 0.5 * float(away @ pull) / self.n,
             sums.gradient / n + pull / self.n if order > 0 else sums.gradient,
             added_form(symmetric(sums.hessian) / n, self.precision / self.n) if order > 1 else sums.hessian,
+            symmetric(sums.hessian) if own else None,
         )
 
     def product(self, theta: Array, v: Array) -> Array:

@@ -213,9 +213,11 @@ class LinearCurvature:
         key = S.tobytes()
         if key not in self._last:
             source, (matrix, root) = self.problem.source, _rooted(S)
-            chances = None if source.in_memory or source.n <= _LOT else self._core_pass(matrix, root).chances
             rules = (self.leverage,) if self.other is None else (None, self.other)
-            found = source.reduce(CurvaturePass(self.problem.model, self.theta, matrix, root, rules, chances))
+            f = CurvaturePass(self.problem.model, self.theta, matrix, root, rules)
+            if not source.in_memory and source.n > _LOT:
+                f = f.keeping(self.sampled(_LOT).problem.source, source.n)
+            found = source.reduce(f)
             self._last.clear()
             self._last[key] = found
         return self._last[key]

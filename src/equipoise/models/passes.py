@@ -6,7 +6,7 @@ Each pass is a small frozen object that is called with a block of rows, so that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import numpy as np
@@ -216,7 +216,7 @@ class CurvatureSums(NamedTuple):
 class CurvaturePass:
     """Second and third derivatives at θ against a symmetric matrix S; one reading of the rows gives both.
 
-    `rules` say how rows are drawn: by leverages, or None for all alike; `chances`, which are kept besides.
+    `rules` say how rows are drawn: by leverages, or None for all alike; `chances` for each of them, which are kept besides.
     """
 
     model: GLM
@@ -224,20 +224,36 @@ class CurvaturePass:
     S: Array
     root: Array | None
     rules: tuple[Leveraging | None, ...]
-    chances: Chances | None = None
+    chances: tuple[Chances, ...] = ()
 
     def __call__(self, rows: Rows) -> CurvatureSums:
         """Sums over one block."""
         h, t = derivatives(self.model.loss, rows, self.theta, 2, 3)
         q = forms(rows.x, self.S, self.root)
         quadratic, fourth, third = [], [], np.zeros(0)
-        for rule in self.rules:
-            square = q * h**2 if rule is None else q * h**2 * rule.emphasis(rows.x, h)
+        squares = self._squares(rows, h, q)
+        for square in squares:
             matrix, third = gram_and_sum(rows.x, counted(rows, square), counted(rows, q * t))
             quadratic.append(matrix)
             fourth.append(float(np.sum(counted(rows, (square * q) ** 2))))
-        kept = () if self.chances is None else (_kept(rows, np.abs(h) * q, self.chances),)
+        kept: tuple[Array, ...] = ()
+        if self.chances:
+            every = [chances(np.sqrt(square * q)) for chances, square in zip(self.chances, squares, strict=True)]
+            kept = (_kept(rows, np.abs(h) * q, np.max(every, axis=0)),)
         return CurvatureSums(np.stack(quadratic), third, np.array(fourth), kept)
+
+    def _squares(self, rows: Rows, h: Array, q: Array) -> list[Array]:
+        """h² xᵀSx of every row, by each rule."""
+        return [q * h**2 if rule is None else q * h**2 * rule.emphasis(rows.x, h) for rule in self.rules]
+
+    def keeping(self, some: Source[Rows], n: int) -> CurvaturePass:
+        """The same that keeps rows which stand for all n by each rule, by what some rows tell of their sizes."""
+        sizes: list[list[Array]] = [[] for _ in self.rules]
+        for rows in some.blocks():
+            (h,), q = derivatives(self.model.loss, rows, self.theta, 2), forms(rows.x, self.S, self.root)
+            for held, square in zip(sizes, self._squares(rows, h, q), strict=True):
+                held.append(np.sqrt(square * q))
+        return replace(self, chances=tuple(Chances.of(np.concatenate(held), n) for held in sizes))
 
 
 class CoreSums(NamedTuple):
@@ -259,7 +275,8 @@ class CorePass:
 
     def __call__(self, rows: Rows) -> CoreSums:
         """Those of one block."""
-        return CoreSums((_kept(rows, self.sizes(rows), self.chances),))
+        v = self.sizes(rows)
+        return CoreSums((_kept(rows, v, self.chances(v)),))
 
     def sizes(self, rows: Rows) -> Array:
         """v of every row."""
@@ -267,9 +284,8 @@ class CorePass:
         return (np.abs(h) + weighted(rows, np.full(len(h), self.least))) * forms(rows.x, self.S, self.root)
 
 
-def _kept(rows: Rows, v: Array, chances: Chances) -> Array:
+def _kept(rows: Rows, v: Array, chance: Array) -> Array:
     """Rows of a block that their sizes and chances choose."""
-    chance = chances(v)
     index = np.flatnonzero(lots(v) < chance)
     return side_by_side(rows.take(index), chance[index])
 

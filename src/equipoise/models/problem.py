@@ -40,11 +40,15 @@ __all__ = [
 
 
 class Derivatives(NamedTuple):
-    """L(θ), ∇L(θ) and ∇²L(θ), as far as they were asked for; the others are empty."""
+    """L(θ), ∇L(θ) and ∇²L(θ), as far as they were asked for; the others are empty.
+
+    And with ∇²L what leverages are shares of, where that comes with it: see `Rowwise.information`.
+    """
 
     value: float
     gradient: Array
     hessian: Array
+    information: Array | None = None
 
 
 # a block of rows of the problem's own source: only problems of one kind look inside
@@ -226,11 +230,15 @@ class Minimised(Protocol):
 
 
 @runtime_checkable
-class Cored(Protocol):
+class Cored(Minimised, Protocol):
     """A loss of many rows, some of which stand for all."""
 
-    def core(self, theta: Array) -> tuple[Derivatives, Minimised]:
+    def core(self, theta: Array) -> tuple[Derivatives, Cored]:
         """All derivatives at θ and, from the same reading, the loss of some rows that stand for all."""
+        ...
+
+    def information(self, theta: Array) -> Array:
+        """What leverages are shares of, summed over the observations."""
         ...
 
 

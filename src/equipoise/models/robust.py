@@ -12,19 +12,22 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from scipy.linalg import eigh
 
 from equipoise.arrays import Array
 from equipoise.checks import one_of, shown, whole
+from equipoise.data.arrays import Rows
 from equipoise.errors import EquipoiseWarning, InvalidInput
-from equipoise.linalg import Total, symmetric
+from equipoise.linalg import added_form, symmetric
 from equipoise.models.autocorrelated import SeriesSums, series_pass, smoothed
 from equipoise.models.binding import verb
 from equipoise.models.clustered import ClusterSums, GroupedSums, cluster_pass, clustered, require_clusters
 from equipoise.models.covariance import Covariance, folded, left, pulled
 from equipoise.models.linear import LinearProblem
-from equipoise.models.passes import Beside, BothSums
+from equipoise.models.passes import Beside, Both, BothSums
 from equipoise.models.problem import Block, Problem, Rowwise
-from equipoise.models.rowwise import LinearRowwise
+from equipoise.models.rowwise import InformationPass, LinearRowwise
+from equipoise.models.sums import counted, derivatives, gram
 from equipoise.models.verbs import moments as take_moments
 from equipoise.models.verbs import settle
 from equipoise.theory.moments import Moments
@@ -35,8 +38,8 @@ __all__ = [
     "KINDS",
     "PLAIN",
     "Covariance",
-    "Information",
     "Known",
+    "Leveraged",
     "covariance",
     "from_moments",
     "moments_for",
@@ -50,15 +53,31 @@ PLAIN = (*TARGETS, "HC0", "HC1")  # those that moments are enough for
 KINDS = ("HC0", "HC1", "HC2", "HC3", *CLUSTERED, "HAC")
 _STUDENT = ("posterior", "HC1", "HC2", "HC3")  # kinds whose squared-loss standard errors go with t of N − D
 _POWER = {"HC2": 0.5, "HC3": 1.0}
+_UNSEEN = 1e-10  # relative error of a covariance by that of leverages, at the most
 
 
-class Information(NamedTuple):
-    """Σ w E[ℓ''] x xᵀ, which leverages are shares of."""
+class Leveraged(NamedTuple):
+    """Scores over a power of 1 − leverage, added up with the moments: leverages are shares of what a fit knew before.
 
-    total: Array
+    Attributes
+    ----------
+    sums
+        Σ v vᵀ and Σ v of these scores.
+    root
+        R with (R Rᵀ)⁻¹ the information that leverages were taken against, that of the prior included.
+    doubt
+        Σ v vᵀ l/(1 − l): 2·power times that is how fast Σ v vᵀ moves with a relative error of all leverages l.
+    information
+        What they should be shares of, where it is not the sum of the curvatures.
+    """
+
+    sums: _InflatedSums
+    root: Array
+    doubt: Array
+    information: Array | None
 
 
-Known: TypeAlias = ClusterSums | SeriesSums | Information  # sums that a covariance needs besides moments
+Known: TypeAlias = ClusterSums | SeriesSums | Leveraged  # sums that a covariance needs besides moments
 
 
 @verb
@@ -159,8 +178,8 @@ def covariance(
         return from_moments(moments, kind, problem.quadratic)
     rowwise = here.rowwise(moments.params)
     if kind in _POWER:
-        information = known if isinstance(known, Information) else None
-        middle = _leveraged(here, rowwise, moments, along, _POWER[kind], information)
+        inflated = known if isinstance(known, Leveraged) else None
+        middle = _leveraged(here, rowwise, moments, along, _POWER[kind], inflated)
         return Covariance(pulled(moments, middle), kind, df=df)
     if kind == "HAC":
         lags = _lags(moments.n, lags)
@@ -176,22 +195,29 @@ def _lags(n: int, lags: int | None) -> int:
 
 
 def summed_with_moments(problem: Problem, kind: object) -> bool:
-    """Whether sums that a kind needs are made in the same reading of files as the moments: HC2 and HC3 need a further one."""
+    """Whether sums that a kind needs can be made in the same reading of files as the moments."""
     if not isinstance(problem, LinearProblem) or problem.source.in_memory or not isinstance(kind, str):
         return False
-    return kind in (*CLUSTERED, "HAC") or (kind in _POWER and not LinearRowwise(problem.model, problem.mean).observed)
+    return kind in (*CLUSTERED, "HAC", *_POWER)
 
 
-def moments_for(problem: Problem, params: object, kind: object, lags: int | None) -> tuple[Moments, Known | None]:
-    """Moments at a fit and, where rows are read from files, in the same reading the sums that a kind needs besides."""
+def moments_for(
+    problem: Problem, params: object, kind: object, lags: int | None, information: Array | None = None
+) -> tuple[Moments, Known | None]:
+    """Moments at a fit and, where rows are read from files, in the same reading the sums that a kind needs besides.
+
+    Those of HC2 and HC3 need to know what leverages are shares of; from a fit that does not, they take a reading of their own.
+    """
     here, values = settle(problem, params)
     if not summed_with_moments(here, kind) or not isinstance(here, LinearProblem):
         return take_moments(problem, params), None
     theta = here.flatten(values)
     rowwise = here.rowwise(theta)
     if kind in _POWER:
-        beside = Beside(here.source, _InformationPass(rowwise), len(theta) ** 2)
-    elif kind == "HAC":
+        if information is None:
+            return take_moments(problem, params), None
+        return _moments_with_leverages(here, theta, rowwise, _POWER[str(kind)], information)
+    if kind == "HAC":
         beside = series_pass(here.marked(), rowwise, _lags(here.n, lags))
     else:
         beside = cluster_pass(here.marked(), rowwise, str(kind))
@@ -257,49 +283,94 @@ def _require_own(kind: str, clusters: object, time: object, lags: int | None, sm
 # --- Heteroskedastic ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _InformationPass:
-    """Σ of the information that leverages are shares of."""
+class _InflatedSums(NamedTuple):
+    """Σ v vᵀ and Σ v."""
 
-    rowwise: Rowwise
-
-    def __call__(self, block: Block) -> Information:
-        """The sum over one block."""
-        return Information(self.rowwise.information(block))
+    scatter: Array
+    total: Array
 
 
 @dataclass(frozen=True)
-class _LeveragedPass:
-    """Σ of squares of scores, each over a power of 1 − leverage, less their mean."""
+class _InflatedPass:
+    """Scores over a power of 1 − leverage, and their squares."""
 
     rowwise: Rowwise
-    along: Array | None
-    mean: Array
     root: Array
     power: float
 
-    def __call__(self, block: Block) -> Total:
-        """The sum over one block."""
-        scores = folded(self.rowwise.scores(block), self.along)
-        scores = self.rowwise.inflated(block, scores, self.root, self.power) - self.mean
-        return Total((scores * self.rowwise.counts(block)[:, None]).T @ scores)
+    def __call__(self, block: Block) -> _InflatedSums:
+        """The sums over one block."""
+        scores = self.rowwise.inflated(block, self.rowwise.scores(block), self.root, self.power)
+        times = self.rowwise.counts(block)[:, None] * scores
+        return _InflatedSums(times.T @ scores, times.sum(axis=0))
+
+
+class _SharesSums(NamedTuple):
+    """As in `Leveraged`."""
+
+    sums: _InflatedSums
+    doubt: Array
+
+
+@dataclass(frozen=True)
+class _SharesPass:
+    """The same of a regression, and how much hangs on its leverages."""
+
+    inflated: _InflatedPass
+    rowwise: LinearRowwise
+
+    def __call__(self, rows: Rows) -> _SharesSums:
+        """The sums over one block."""
+        root, power = self.inflated.root, self.inflated.power
+        leverage = self.rowwise.leverages(rows, root)
+        (slope,) = derivatives(self.rowwise.model.loss, rows, self.rowwise.theta, 1)
+        square = slope**2 * leverage * (1.0 - leverage) ** (-2.0 * power - 1.0)
+        return _SharesSums(self.inflated(rows), gram(rows.x, counted(rows, square)))
+
+
+def _moments_with_leverages(
+    problem: LinearProblem, theta: Array, rowwise: LinearRowwise, power: float, information: Array
+) -> tuple[Moments, Leveraged]:
+    """Moments and scores over leverages, in one reading of the rows."""
+    root = _root(added_form(information.copy(), problem.precision))
+    shares, f = _SharesPass(_InflatedPass(rowwise, root, power), rowwise), InformationPass(rowwise)
+    beside = Beside(problem.source, shares if rowwise.observed else Both(shares, f), len(theta) ** 2)
+    found, sums = problem.moments_beside(theta, beside)
+    sums, own = (sums, None) if rowwise.observed else (sums.first, symmetric(sums.second.total))
+    return replace(found, loss=problem.model.title.name), Leveraged(sums.sums, root, sums.doubt, own)
+
+
+def _root(information: Array) -> Array:
+    """R with R Rᵀ the inverse."""
+    return np.linalg.inv(np.linalg.cholesky(information)).T
 
 
 def _leveraged(
-    problem: Problem,
-    rowwise: Rowwise,
-    moments: Moments,
-    along: Array | None,
-    power: float,
-    known: Information | None,
+    problem: Problem, rowwise: Rowwise, moments: Moments, along: Array | None, power: float, known: Leveraged | None
 ) -> Array:
+    """Σ (v − ḡ)(v − ḡ)ᵀ of the folded scores over a power of 1 − leverage."""
     width = moments.dim**2
-    if rowwise.observed:
-        information = problem.source.n * moments.loss_hessian
-    else:
-        known = known or problem.source.reduce(_InformationPass(rowwise), width)
-        information = symmetric(known.total)
+    information = problem.source.n * moments.loss_hessian
+    if not rowwise.observed:
+        own = None if known is None else known.information
+        information = symmetric(problem.source.reduce(InformationPass(rowwise), width).total) if own is None else own
     total = information + moments.n * (moments.hessian - moments.loss_hessian)
-    root = np.linalg.inv(np.linalg.cholesky(total)).T
-    f = _LeveragedPass(rowwise, along, moments.mean_score, root, power)
-    return symmetric(problem.source.reduce(f, width).total)
+    if known is not None and _error(known, total, power) <= _UNSEEN:
+        sums = known.sums
+    else:
+        sums = problem.source.reduce(_InflatedPass(rowwise, _root(total), power), width)
+    mean, sum_ = moments.mean_score, folded(sums.total, along)
+    scatter = folded(folded(sums.scatter, along).T, along)
+    return symmetric(scatter - np.outer(mean, sum_) - np.outer(sum_, mean)) + problem.source.n * np.outer(mean, mean)
+
+
+def _error(known: Leveraged, information: Array, power: float) -> float:
+    """At most how far, of itself along any direction, Σ v vᵀ is from that with shares of this information."""
+    dim = len(known.root)
+    apart = np.linalg.eigvalsh(symmetric(known.root.T @ information @ known.root)) - 1.0
+    half, middle = known.root.T @ known.doubt @ known.root, known.root.T @ known.sums.scatter[:dim, :dim] @ known.root
+    try:
+        doubt = float(eigh(symmetric(half), symmetric(middle), eigvals_only=True)[-1])
+    except np.linalg.LinAlgError:  # there are directions without any
+        return np.inf
+    return 2.0 * power * float(np.abs(apart).max()) * doubt

@@ -10,13 +10,14 @@ import numpy as np
 from equipoise.arrays import Array, Index
 from equipoise.data.arrays import Rows
 from equipoise.errors import InvalidInput
+from equipoise.models.problem import Block, Rowwise
 from equipoise.models.profile import ConstantTerms, constant_terms
 from equipoise.models.sums import added_by_group, counted, derivatives, gram, predictor, weighted
 
 if TYPE_CHECKING:
     from equipoise.models.glm import GLM
 
-__all__ = ["LinearRowwise", "StackedPass", "StackedSums", "require_below_one"]
+__all__ = ["Information", "InformationPass", "LinearRowwise", "StackedPass", "StackedSums", "require_below_one"]
 
 _CANONICAL = {"gaussian", "bernoulli", "poisson"}  # with their usual links
 _ONE = 1.0 - 1e-9  # leverage beyond which a row is fitted by columns of its own
@@ -70,10 +71,14 @@ class LinearRowwise:
 
     def inflated(self, rows: Rows, vectors: Array, root: Array, power: float) -> Array:
         """v_n (1 − l_n)^−power with the leverages of the weighted design."""
+        return vectors * ((1.0 - self.leverages(rows, root)) ** -power)[:, None]
+
+    def leverages(self, rows: Rows, root: Array) -> Array:
+        """l_n of every row; refused where one is 1."""
         half = rows.x @ root
         leverage = self._working(rows) * np.einsum("ni,ni->n", half, half)
         require_below_one(leverage)
-        return vectors * ((1.0 - leverage) ** -power)[:, None]
+        return leverage
 
     def _working(self, rows: Rows) -> Array:
         """The working weights of each row: ℓ'' is linear in the response, so its mean is that at the mean response.
@@ -83,6 +88,23 @@ class LinearRowwise:
         loss, eta = self.model.loss, predictor(rows, self.theta)
         y = rows.y if self.model.divergence is not None else self.model.family.mean(eta)
         return weighted(rows, loss.d2(eta, y, loss.constants))
+
+
+class Information(NamedTuple):
+    """Σ w E[ℓ''] x xᵀ, which leverages are shares of."""
+
+    total: Array
+
+
+@dataclass(frozen=True)
+class InformationPass:
+    """The information of single rows added up."""
+
+    rowwise: Rowwise
+
+    def __call__(self, block: Block) -> Information:
+        """The sum over one block."""
+        return Information(self.rowwise.information(block))
 
 
 class StackedSums(NamedTuple):
