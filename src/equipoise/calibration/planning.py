@@ -19,7 +19,7 @@ from equipoise.checks import shown, whole
 from equipoise.data.metering import reading
 from equipoise.errors import EquipoiseWarning, InvalidInput
 from equipoise.fitting.ending import ended
-from equipoise.fitting.fit import Fit, fit
+from equipoise.fitting.fit import Fit, fit_unseen
 from equipoise.linalg import split_range, symmetric
 from equipoise.models.binding import bind, checked
 from equipoise.models.covariance import Covariance
@@ -179,9 +179,7 @@ class Plan(Card):
             "time": f"about {self.seconds:.2g} s of sampling{', reading included' if self.reads else ''}",
             **faster(self.target, self.seconds, self.ess),
         }
-        if not chain:
-            lines = {name: words for name, words in lines.items() if name not in _OF_CHAINS}
-        return lines
+        return lines if chain else {name: words for name, words in lines.items() if name not in _OF_CHAINS}
 
     def __str__(self) -> str:
         table = [f"{name:<17} {words}" for name, words in self._facts().items()]
@@ -289,7 +287,7 @@ def make_plan(
     """The plan of a bound problem."""
     seed = whole("seed", seed, 0, "pass an int")
     require_aim(problem, target, aim, moves)
-    fitted = fit(problem, tuning_rows=tuning_rows, seed=seed)
+    fitted = fit_unseen(problem, tuning_rows, seed)
     # a constant estimated by the fit is that of everything that follows
     problem = problem.at_constant(fitted.constant)
     if fitted.flat is not None:
@@ -299,9 +297,8 @@ def make_plan(
         problem, fitted = _varied(problem, fitted, found, target)
         found, known = _moments(problem, fitted, target, aim, tuning_rows, seed)
     if tuning_rows is None:
-        fitted, found = ended(problem, fitted, found)
-        problem = problem.at_constant(fitted.constant)
-    wanted = aimed(problem, found if tuning_rows is None else None, found, target, aim, known)
+        problem, fitted, found = ended(problem, fitted, found)
+    wanted = aimed(problem, None if tuning_rows else found, found, target, aim, known)
     sampler, tuning, considered = _choose(problem, found, wanted, moves, length)
     every, discard = resolve_thin(length.thin, tuning), resolve_burn_in(length.burn_in, tuning)
     iact = tuning.predicted.draw_time(every)

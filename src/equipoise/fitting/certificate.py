@@ -8,6 +8,7 @@ import numpy as np
 
 from equipoise.arrays import Array, PyTree
 from equipoise.cards import Card
+from equipoise.data.wording import named
 from equipoise.errors import FitFailed
 from equipoise.linalg import FAINT
 from equipoise.models.problem import Minimised, Problem, Yardstick
@@ -17,12 +18,14 @@ __all__ = [
     "Fit",
     "converged",
     "finite_or_inf",
+    "is_level",
     "polished",
     "require_bounded",
     "require_converged",
     "require_minimum",
     "require_residuals",
     "require_rise",
+    "require_say",
 ]
 
 CONVERGED = 1e-6  # standard errors: far below any Monte Carlo error
@@ -127,14 +130,39 @@ def require_rise(problem: Problem, theta: Array, axes: Array, drop: float) -> No
     lowest = problem.derivatives(theta, 0).value
     for axis in axes:
         # where a parabola would have regained a hundredth of what was won since the start
-        far = np.sqrt(0.02 * drop) * axis
-        ends = [finite_or_inf(problem.derivatives(theta + way, 0).value) for way in (far, -far)]
-        # so far out losses are made of large numbers, as large as the one that rose
-        rounding = _ROUNDING * abs(lowest) + _EXACT * max((abs(end) for end in ends if np.isfinite(end)), default=0.0)
-        if min(ends) <= lowest + rounding:
+        if is_level(problem, theta, lowest, np.sqrt(0.02 * drop) * axis):
             raise FitFailed(
                 "the loss has no finite minimiser: it keeps falling along "
                 f"{problem.names[int(np.abs(axis).argmax())]}. To fix: add a prior, or leave that parameter out."
+            )
+
+
+def is_level(problem: Problem, theta: Array, lowest: float, far: Array) -> bool:
+    """Whether the loss does not rise to both sides of its value at θ."""
+    ends = [finite_or_inf(problem.derivatives(theta + way, 0).value) for way in (far, -far)]
+    # so far out losses are made of large numbers, as large as the one that rose
+    rounding = _ROUNDING * abs(lowest) + _EXACT * max((abs(end) for end in ends if np.isfinite(end)), default=0.0)
+    return min(ends) <= lowest + rounding
+
+
+def require_say(problem: Problem, theta: Array, axes: Array, size: Array) -> None:
+    """Raise `FitFailed` where a robust loss of a regression is level along one of the directions.
+
+    No columns are collinear, so that the rows that tell such a direction are few, and so far from where they are predicted
+    that they have no more say. `size` are the columns' own, by which those of a direction are told.
+    """
+    lowest = problem.derivatives(theta, 0).value
+    for axis in axes:
+        if is_level(problem, theta, lowest, axis):
+            weight = np.abs(axis) * size
+            columns = tuple(name for name, w in zip(problem.names, weight, strict=True) if w > 0.1 * weight.max())
+            raise FitFailed(
+                f"the loss has no finite minimiser: it is level along a combination of {named(columns)}. The few rows that "
+                "would tell it are outliers to the robust loss, which have no more say. To fix: merge rare levels or drop "
+                "those columns, or add a prior (prior_precision=...).",
+                columns,
+                directions=axis[None],
+                theta=theta,
             )
 
 

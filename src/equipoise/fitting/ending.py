@@ -13,31 +13,50 @@ from typing import cast
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.fitting.certificate import Fit
+from equipoise.fitting.certificate import Fit, require_converged
 from equipoise.linalg import form_times
 from equipoise.models.linear import LinearProblem
 from equipoise.models.linear_curvature import LinearCurvature
 from equipoise.models.problem import Problem
 from equipoise.theory.moments import Moments
 
-__all__ = ["ended"]
+__all__ = ["ended", "ended_alone"]
+
+_SEEN = 1e-11  # standard deviations that a step taken unseen is expected to leave, from which on it is worth a pass
+_WRONG = 1e-4  # standard errors that it cannot have left: what was foreseen is far less
 
 
-def ended(problem: Problem, fitted: Fit, moments: Moments) -> tuple[Fit, Moments]:
-    """A fit and the moments of all rows at its end, both at the point that those lead to; in memory as they are."""
+def ended(problem: Problem, fitted: Fit, moments: Moments) -> tuple[Problem, Fit, Moments]:
+    """A problem with its fit and the moments of all rows there, at the point that those lead to; in memory as they are.
+
+    Raises
+    ------
+    FitFailed
+        If the fit is not where it was foreseen to be.
+    """
     if problem.source.in_memory or not isinstance(problem, LinearProblem):
-        return fitted, moments
+        return problem, fitted, moments
     step, move = _last_step(problem, moments)
-    theta, curvature = moments.params + step, cast(LinearCurvature, moments.curvature)
-    constant = None if fitted.constant is None else fitted.constant * float(np.exp(move))
     norm = float(np.sqrt(moments.n * step @ moments.hessian @ step))
-    here = replace(curvature, problem=problem.at_constant(constant), theta=theta)
-    mean = moments.mean_score + moments.loss_hessian @ step
+    require_converged(norm, _WRONG * float(np.sqrt(moments.noise_ratio)), fitted.iterations, fitted.theta)
+    theta, mean = moments.params + step, moments.mean_score + moments.loss_hessian @ step
+    constant = None if fitted.constant is None else fitted.constant * float(np.exp(move))
+    here, left = problem.at_constant(constant), min(norm, fitted.gradient_norm)
+    curvature = replace(cast(LinearCurvature, moments.curvature), problem=here, theta=theta)
     params = problem.layout.unflatten(theta)
     return (
-        replace(fitted, theta=theta, params=params, constant=constant, gradient_norm=min(norm, fitted.gradient_norm)),
-        replace(moments, params=theta, mean_score=mean, constant=constant, curvature=here),
+        here,
+        replace(fitted, theta=theta, params=params, constant=constant, gradient_norm=left),
+        replace(moments, params=theta, mean_score=mean, constant=constant, curvature=curvature),
     )
+
+
+def ended_alone(problem: Problem, fitted: Fit) -> Fit:
+    """A fit that nobody takes moments of: at the price of a pass where its last step may have left something."""
+    if problem.source.in_memory or not isinstance(problem, LinearProblem) or fitted.gradient_norm <= _SEEN:
+        return fitted
+    here = problem.at_constant(fitted.constant)
+    return ended(here, fitted, here.moments(fitted.theta))[1]
 
 
 def _last_step(problem: LinearProblem, moments: Moments) -> tuple[Array, float]:

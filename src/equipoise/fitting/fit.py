@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -12,20 +12,21 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.checks import whole
 from equipoise.data.metering import reading
-from equipoise.errors import FitFailed
+from equipoise.errors import FitFailed, InvalidInput
 from equipoise.files import available_memory
 from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
-from equipoise.fitting.maps import WIDE, Map, newton_map, require_independent
+from equipoise.fitting.ending import ended_alone
+from equipoise.fitting.maps import WIDE, Map, newton_map, require_other
 from equipoise.fitting.newton import Astray, Rough, minimise
 from equipoise.fitting.scaling import settled_together
+from equipoise.fitting.settling import settle
 from equipoise.fitting.smoothness import NotSmooth
 from equipoise.fitting.trust import FEW, by_products, descend
 from equipoise.models.binding import verb
 from equipoise.models.linear import LinearProblem
-from equipoise.models.parabola import Parabola
 from equipoise.models.problem import Joint, Problem
 
-__all__ = ["LARGEST", "Fit", "fit", "scaled_together"]
+__all__ = ["LARGEST", "Fit", "fit", "fit_unseen", "scaled_together"]
 
 _RESTARTS = 4  # further starts for a general loss whose own start fails
 _SAMPLE = 20_000  # rows that give a start; with twice as many or fewer, all are used at once
@@ -33,12 +34,6 @@ _TIMES = 4  # as many rows as columns, at least: of fewer, the minimiser is no b
 LARGEST = 100_000  # rows that give it where passes are expensive
 _PASSES = 3  # over files that a fit is expected to take
 _MATRICES = 4  # of D×D numbers that Newton's method holds at once
-_AGREED = 1e-13  # relative difference of an estimated constant from the one in use
-_ROUNDED = 1e-10  # below which that difference may be rounding
-_CLOSE = 0.2  # difference of logarithms that are extrapolated, and the longest step that leads to
-_SHRUNK = 0.1  # of the first scale, when the fit fails: it was on its way to zero
-
-Solver = Callable[[Problem, Array, int], Fit]
 
 
 @verb
@@ -88,25 +83,36 @@ def fit(
     max_iterations = whole("max_iterations", max_iterations, 1, "100 is enough for most losses")
     seed = whole("seed", seed, 0, "pass an int")
     restarts = None if restarts is None else whole("restarts", restarts, 0, "leave it out", "None or ")
+    return ended_alone(problem, fit_unseen(problem, tuning_rows, seed, max_iterations, restarts))
+
+
+def fit_unseen(
+    problem: Problem,
+    tuning_rows: int | None = None,
+    seed: int = 0,
+    max_iterations: int = 100,
+    restarts: int | None = None,
+) -> Fit:
+    """The minimum; from files with a last step taken unseen, which moments taken there can correct."""
     part = None if tuning_rows is None else problem.subsample(tuning_rows, seed)
     if part is None and not problem.source.in_memory:
         part = _part(problem)
     with np.errstate(over="ignore", invalid="ignore"), reading(problem.source, _PASSES, "fitting"):
         try:
-            result = _found(problem, part, restarts, max_iterations)
+            result = _searched(problem, part, restarts, max_iterations)
         except FitFailed as failure:
             failure.params = None if failure.theta is None else problem.layout.unflatten(failure.theta)
             raise
     return replace(result, params=problem.layout.unflatten(result.theta))
 
 
-def _found(problem: Problem, part: Problem | None, restarts: int | None, max_iterations: int) -> Fit:
+def _searched(problem: Problem, part: Problem | None, restarts: int | None, max_iterations: int) -> Fit:
     """The minimum, by what suits the loss and its size."""
     if not problem.search.convex:
         return _polished(problem, part, restarts, max_iterations)
     if 8.0 * _MATRICES * len(problem.names) ** 2 > available_memory():
         # a better start would take a matrix
-        return _settle(problem, np.zeros(len(problem.names)), by_products, max_iterations)
+        return settle(problem, np.zeros(len(problem.names)), by_products, max_iterations)
     return _convex(problem, max_iterations, part)[0]
 
 
@@ -121,14 +127,14 @@ def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) 
         try:
             return _from_sample(problem, part, max_iterations)
         except FitFailed as failure:  # a sample may be separated or collinear where the whole is not
-            require_independent(problem, part, failure)
+            require_other(problem, part, failure)
     starts = problem.search.starts()
     # with one constant for all: losses with different scales do not compare
     here = problem.settled(starts[0])
     first = min(starts, key=lambda theta: finite_or_inf(here.derivatives(theta, 0).value))
     wide = first.size > WIDE and problem.source.in_memory
     known = newton_map(here, here.derivatives(first, 2).hessian) if wide else None
-    return _settle(problem, first, partial(_led, newton=known), max_iterations), known
+    return settle(problem, first, partial(_led, newton=known), max_iterations), known
 
 
 def _from_sample(problem: Problem, part: Problem, max_iterations: int) -> tuple[Fit, Map | None]:
@@ -158,7 +164,7 @@ def _from_minimum(
     if scaled_together(problem):
         linear, some = cast(LinearProblem, problem), cast(LinearProblem, part)
         return settled_together(linear, some, start, rough.yardstick, max_iterations), known
-    return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough), known
+    return settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough), known
 
 
 def _jointly(problem: Problem, together: Joint, part: Problem, start: Fit, max_iterations: int) -> Fit:
@@ -199,104 +205,20 @@ def _led(problem: Problem, theta: Array, max_iterations: int, newton: Map | None
         return minimise(problem, relaxed[0], max_iterations)
 
 
-def _settle(problem: Problem, theta: Array, solver: Solver, max_iterations: int, rough: Rough | None = None) -> Fit:
-    """Minimise; a constant estimated from the residuals (the gaussian scale) moves with θ: repeat until both agree.
-
-    A sample's constant is as good as any to begin with, and its residuals tell whether they are more than rounding.
-    """
-    known = None if rough is None or problem.constant is not None else rough.constant
-    here = problem.settled(theta) if known is None else problem.at_constant(known)
-    if here is problem:
-        return replace(solver(here, theta, max_iterations), constant=problem.constant)
-    if problem.search.proportional is not None:
-        return _rescaled(problem, here, solver(here, theta, max_iterations), problem.search.proportional, rough)
-    moving = problem
-    if here.quadratic and isinstance(here, LinearProblem) and not here.source.in_memory:
-        here = moving = cast(Problem, Parabola.of(here, theta))
-    result = solver(here, theta, max_iterations)
-    iterations, path = result.iterations, list[tuple[float, float]]()
-    for _ in range(max_iterations):
-        constant, wanted = _constant(here), _constant(here.resettled(result.theta, result.loss))
-        path.append((np.log(constant), np.log(wanted / constant)))
-        if _agree(path):
-            require_residuals(problem, _sizeable(here, result.theta, rough))
-            problem.search.require_constant(constant)
-            return replace(result, iterations=iterations, constant=constant)
-        here = moving.at_constant(float(np.exp(_secant(path))))
-        try:
-            result = solver(here, result.theta, max_iterations)
-        except FitFailed:
-            # the smaller the scale, the less a prior holds what the rows do not determine
-            require_residuals(problem, path[-1][0] > path[0][0] + np.log(_SHRUNK))
-            raise
-        iterations += result.iterations
-    raise FitFailed(
-        f"the estimated constant and the parameters did not settle on each other in {max_iterations} rounds. To fix: fix the "
-        "constant (scale=, shape=, dispersion=), or raise max_iterations."
-    )
-
-
-def _constant(problem: Problem) -> float:
-    assert problem.constant is not None  # the problem is settled
-    return problem.constant
-
-
-def _sizeable(problem: Problem, theta: Array, rough: Rough | None) -> bool:
-    """Whether the residuals are more than rounding; if those of a sample are, all are."""
-    if rough is not None and rough.yardstick.spread > 10.0 * rough.yardstick.rounding:
-        return True
-    spread, rounding = problem.search.yardstick(theta)
-    return spread > 10.0 * rounding
-
-
-def _agree(path: list[tuple[float, float]]) -> bool:
-    """Whether a constant and what the parameters found with it want it to be agree, or as well as rounding allows."""
-    gap = abs(path[-1][1])
-    return gap <= _AGREED or (len(path) > 1 and abs(path[-2][1]) < 2.0 * gap < 2.0 * _ROUNDED)
-
-
-def _secant(path: list[tuple[float, float]]) -> float:
-    """The next logarithm of the constant: the one wanted, or close to agreement where the last two leave no gap.
-
-    Gaps of both signs have a root between them: the next is there, half-way if the last did not gain much.
-    """
-    here, gap = path[-1]
-    low = max((at for at, rise in path if rise > 0.0), default=-np.inf)
-    high = min((at for at, rise in path if rise < 0.0), default=np.inf)
-    between = low < high and np.isfinite(high - low)
-    if len(path) == 1 or here == path[-2][0] or not (between or abs(gap) < _CLOSE):
-        return here + gap
-    rate = (gap - path[-2][1]) / (here - path[-2][0])
-    step = gap / max(-rate, abs(gap) / _CLOSE)
-    slow = abs(gap) > 0.5 * abs(path[-2][1])
-    return 0.5 * (low + high) if between and (slow or not low < here + step < high) else here + step
-
-
-def _rescaled(problem: Problem, here: Problem, result: Fit, power: float, rough: Rough | None) -> Fit:
-    """The minimiser with the constant its residuals give, where that only multiplies the loss, by this power of it."""
-    require_residuals(problem, _sizeable(here, result.theta, rough))
-    constant = _constant(here.resettled(result.theta, result.loss))
-    problem.search.require_constant(constant)
-    factor = (constant / _constant(here)) ** power
-    norm = result.gradient_norm * float(np.sqrt(factor))
-    information = None if result.information is None else result.information * factor
-    return replace(result, constant=constant, gradient_norm=norm, loss=result.loss * factor, information=information)
-
-
 def _polished(problem: Problem, part: Problem | None, restarts: int | None, max_iterations: int) -> Fit:
     """The lowest minimum; with a part of the rows, the one next to the lowest minimum of the part."""
     if part is not None:
         try:
             start = _best(part, restarts, max_iterations)
             if problem.source.in_memory or not isinstance(problem, LinearProblem):
-                return _settle(problem, start.theta, descend, max_iterations)
+                return settle(problem, start.theta, descend, max_iterations)
             try:
                 return _from_part(problem, part, start, max_iterations)
             except Astray as astray:
                 core = _on_core(problem, astray)
                 return _from_part(problem, core, _best(core, restarts, max_iterations), max_iterations, last=True)
         except FitFailed as failure:  # a part may have no minimum where the whole has one
-            require_independent(problem, part, failure)
+            require_other(problem, part, failure)
     return _best(problem, restarts, max_iterations)
 
 
@@ -309,11 +231,11 @@ def _from_part(problem: LinearProblem, part: Problem, start: Fit, max_iterations
             return settled_together(problem, cast(LinearProblem, part), start, yard, max_iterations)
         newton = newton_map(problem, there.derivatives(start.theta, 2).hessian, own=False)
         rough = Rough(newton, yard, start.constant)
-        return _settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough)
+        return settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough)
     except FitFailed as failure:
         if isinstance(failure, Astray) and not last:
             raise
-        return _settle(problem, start.theta, descend, max_iterations)
+        return settle(problem, start.theta, descend, max_iterations)
 
 
 def scaled_together(problem: Problem) -> bool:
@@ -332,6 +254,7 @@ def _best(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
         found = _lowest(scaled.problem, restarts, max_iterations)
     except FitFailed as failure:
         failure.theta = None if failure.theta is None else failure.theta * scaled.params
+        failure.directions = None if failure.directions is None else failure.directions * scaled.params
         raise
     theta = found.theta * scaled.params
     constant = None if found.constant is None else found.constant * scaled.params
@@ -357,7 +280,7 @@ def _lowest(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
     found, failure = [], None
     for theta in starts:
         try:
-            found.append(_settle(problem, theta, descend, max_iterations))
+            found.append(settle(problem, theta, descend, max_iterations))
         except NotSmooth:
             raise  # no other start would help
         except FitFailed as error:
@@ -383,10 +306,10 @@ def _relaxed_starts(problem: Problem, max_iterations: int) -> list[Array]:
             parts = relaxation(theta)
             part = next(parts, None)
             while part is not None:
-                theta = _settle(part, theta, minimise, max_iterations).theta
+                theta = settle(part, theta, minimise, max_iterations).theta
                 part = _next(parts, theta)
             found.append(theta)
-        except FitFailed:
+        except (FitFailed, InvalidInput):  # a share of counts may be fitted exactly, and leave no scale
             continue
     return found
 

@@ -11,11 +11,12 @@ from scipy.linalg import LinAlgError, cho_factor, cho_solve
 from equipoise.arrays import Array
 from equipoise.data.wording import named
 from equipoise.errors import FitFailed
+from equipoise.fitting.certificate import is_level, require_bounded
 from equipoise.fitting.krylov import ends
 from equipoise.linalg import FLAT
 from equipoise.models.problem import Minimised, Problem
 
-__all__ = ["WIDE", "Map", "infinite", "newton_map", "require_independent", "sharpened", "whitening"]
+__all__ = ["WIDE", "Map", "infinite", "newton_map", "require_other", "sharpened", "whitening"]
 
 WIDE = 400  # columns from which on a matrix costs more than products with many vectors
 _ROUGHLY, _SOLVED, _PRODUCTS = 0.1, 1e-5, 100  # error of a step by products, of its size, and how many it may take
@@ -77,14 +78,31 @@ def whitening(problem: Minimised, metric: Array) -> Array:
     return unit.axes / np.sqrt(unit.values) / unit.scale[:, None]
 
 
-def require_independent(problem: Problem, part: Problem, failure: FitFailed) -> None:
-    """Raise where columns that a part of the rows does not determine are collinear in all of them, which two passes tell."""
-    if problem.source.in_memory or not failure.columns:
+def require_other(problem: Problem, part: Problem, failure: FitFailed) -> None:
+    """Raise where what a part of the rows in files failed for is so of all of them, which a few passes tell.
+
+    That is a direction along which no loss rises, or columns that are collinear.
+    """
+    if problem.source.in_memory:
+        return
+    if failure.directions is not None:
+        _require_rising(problem, failure, failure.directions[0])
+    if not failure.columns:
         return
     constant = part.settled(part.search.starts()[0]).constant
     metric = problem.at_constant(constant).search.metric()
     if metric is not None:
         whitening(problem, metric)
+
+
+def _require_rising(problem: Problem, failure: FitFailed, along: Array) -> None:
+    """Raise where the loss of all rows does not rise along the direction of a failure either."""
+    if problem.search.convex:
+        require_bounded(problem.settled(np.zeros_like(along)), along, np.inf, along)
+    elif failure.theta is not None:
+        here = problem.settled(failure.theta)
+        if is_level(here, failure.theta, here.derivatives(failure.theta, 0).value, along):
+            raise failure
 
 
 def newton_map(problem: Minimised, H: Array, own: bool = True) -> Map:

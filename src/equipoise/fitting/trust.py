@@ -17,6 +17,7 @@ from equipoise.fitting.certificate import (
     require_converged,
     require_minimum,
     require_rise,
+    require_say,
 )
 from equipoise.fitting.maps import whitening
 from equipoise.fitting.products import separation, steered
@@ -128,6 +129,10 @@ def _certified(frame: _Frame, z: Array, iterations: int, value: float, bends: Ar
     if faded.any():  # an asymptote, which looks like a kink from afar, or by rounding like a saddle
         way = frame.directions(np.where(faded, z if start is None else theta - start, 0.0))
         require_rise(problem, theta, np.vstack([_onward(problem, theta, way), axes[up]]), before - value)
+    if frame.basis is not None:
+        curves, ways = np.linalg.eigh(H)
+        level = frame.directions(ways.T[curves <= FAINT * curves[-1]])
+        require_say(problem, theta, level, 1.0 / np.linalg.norm(frame.basis, axis=1))
     if not close:
         require_steady(bends, np.diag(H), frame.name)
         rough = Fit(theta, norm, False, iterations, value, np.nan)

@@ -173,6 +173,7 @@ def separated(problem: LinearProblem, direction: Array) -> FitFailed:
         f"the loss has no finite minimiser: the data are separated by {named(columns)}, whose coefficients "
         "grow without bound. To fix: drop or merge those columns, or add a prior (prior_precision=...).",
         columns,
+        directions=direction[None],
     )
 
 
