@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pandas as pd
 import pytest
 
+from equipoise.data.parts import ParquetPart
+
 N = 500
+MANY = 60_000  # rows of files whose readings are counted
 
 
 @pytest.fixture
@@ -70,3 +75,45 @@ def assert_same(found, expected, tolerance: float = 0.0) -> None:
         assert (one is None) == (other is None), name
         if one is not None:
             np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.fixture(scope="session")
+def many(tmp_path_factory):
+    rng = np.random.default_rng(1)
+    made = tmp_path_factory.mktemp("passes")
+    a, b = rng.normal(size=(2, MANY))
+    firm, year = rng.integers(0, 200, MANY), rng.integers(0, 30, MANY)
+    mean = np.exp(0.3 * a - 0.2 * b + 0.2 * rng.normal(size=200)[firm])
+    frame = pd.DataFrame({"a": a, "b": b, "g": rng.choice(list("xyz"), MANY), "firm": firm, "year": year})
+    frame["count"] = rng.negative_binomial(2.0, 2.0 / (2.0 + mean)).astype(float)
+    frame["won"] = (rng.random(MANY) < mean / (1.0 + mean)).astype(float)
+    frame["size"] = rng.gamma(2.0, 0.5 * mean)
+    frame["level"] = 0.3 * a + rng.normal(size=MANY)
+    for k in range(3):
+        frame[k * MANY // 3 : (k + 1) * MANY // 3].to_parquet(made / f"{k}.parquet", row_group_size=10_000)
+    return made
+
+
+@pytest.fixture
+def readings(monkeypatch):
+    """How many rows of each file were asked for."""
+    found: Counter[str] = Counter()
+    frames = ParquetPart.frames
+
+    def counted(self, columns, rows):
+        found[self.location.path] += self.count
+        return frames(self, columns, rows)
+
+    monkeypatch.setattr(ParquetPart, "frames", counted)
+    return found
+
+
+@pytest.fixture
+def sampled(monkeypatch):
+    """Let fits start from so many rows: of large files the sample is smaller than all."""
+
+    def fewer(rows):
+        monkeypatch.setattr("equipoise.data.scanning.KEPT", rows)
+        monkeypatch.setattr("equipoise.fitting.fit.LARGEST", rows)
+
+    return fewer

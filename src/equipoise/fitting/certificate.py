@@ -15,6 +15,7 @@ from equipoise.models.problem import Minimised, Problem, Yardstick
 
 __all__ = [
     "CONVERGED",
+    "POLISHED",
     "Fit",
     "converged",
     "finite_or_inf",
@@ -157,7 +158,7 @@ def require_say(problem: Problem, theta: Array, axes: Array, size: Array) -> Non
             weight = np.abs(axis) * size
             columns = tuple(name for name, w in zip(problem.names, weight, strict=True) if w > 0.1 * weight.max())
             raise FitFailed(
-                f"the loss has no finite minimiser: it is level along a combination of {named(columns)}. The few rows that "
+                f"the loss has no finite minimiser: it is level along {named(columns)}. The few rows that "
                 "would tell it are outliers to the robust loss, which have no more say. To fix: merge rare levels or drop "
                 "those columns, or add a prior (prior_precision=...).",
                 columns,

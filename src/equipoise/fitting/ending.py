@@ -39,10 +39,13 @@ def ended(problem: Problem, fitted: Fit, moments: Moments) -> tuple[Problem, Fit
     step, move = _last_step(problem, moments)
     norm = float(np.sqrt(moments.n * step @ moments.hessian @ step))
     require_converged(norm, _WRONG * float(np.sqrt(moments.noise_ratio)), fitted.iterations, fitted.theta)
-    theta, mean = moments.params + step, moments.mean_score + moments.loss_hessian @ step
+    theta, curvature = moments.params + step, cast(LinearCurvature, moments.curvature)
+    mean = moments.mean_score + moments.loss_hessian @ step
+    if curvature.stacked is not None:
+        mean += curvature.stacked.cross * (move / moments.n)
     constant = None if fitted.constant is None else fitted.constant * float(np.exp(move))
     here, left = problem.at_constant(constant), min(norm, fitted.gradient_norm)
-    curvature = replace(cast(LinearCurvature, moments.curvature), problem=here, theta=theta)
+    curvature = replace(curvature, problem=here, theta=theta)
     params = problem.layout.unflatten(theta)
     return (
         here,

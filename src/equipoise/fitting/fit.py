@@ -16,6 +16,7 @@ from equipoise.errors import FitFailed, InvalidInput
 from equipoise.files import available_memory
 from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
 from equipoise.fitting.ending import ended_alone
+from equipoise.fitting.following import followed
 from equipoise.fitting.maps import WIDE, Map, newton_map, require_other
 from equipoise.fitting.newton import Astray, Rough, minimise
 from equipoise.fitting.scaling import settled_together
@@ -210,8 +211,10 @@ def _polished(problem: Problem, part: Problem | None, restarts: int | None, max_
     if part is not None:
         try:
             start = _best(part, restarts, max_iterations)
-            if problem.source.in_memory or not isinstance(problem, LinearProblem):
+            if problem.source.in_memory:
                 return settle(problem, start.theta, descend, max_iterations)
+            if not isinstance(problem, LinearProblem):
+                return followed(problem, part, start, max_iterations)
             try:
                 return _from_part(problem, part, start, max_iterations)
             except Astray as astray:
@@ -277,13 +280,14 @@ def _lowest(problem: Problem, restarts: int | None, max_iterations: int) -> Fit:
     elif not exhaustive:
         # the weights of a network that was trained elsewhere are not found again by chance
         starts = starts[: 1 + (_RESTARTS if starts[0].size <= FEW else 0)]
-    found, failure = [], None
+    found: list[Fit] = []
+    failure: FitFailed | InvalidInput | None = None
     for theta in starts:
         try:
             found.append(settle(problem, theta, descend, max_iterations))
         except NotSmooth:
             raise  # no other start would help
-        except FitFailed as error:
+        except (FitFailed, InvalidInput) as error:  # one may lead to where half of the rows are fitted exactly
             failure = failure or error
         if found and not exhaustive:
             break

@@ -18,7 +18,7 @@ from equipoise.fitting.certificate import Fit, converged, polished, require_boun
 from equipoise.fitting.maps import WIDE, Map, infinite, newton_map, sharpened
 from equipoise.models.problem import Cored, Derivatives, Minimised, Problem, Yardstick
 
-__all__ = ["Astray", "Rough", "minimise", "moved_information"]
+__all__ = ["Astray", "Rough", "Tilted", "minimise", "moved_information"]
 
 _SLOW = 0.1  # a Hessian is kept while each step with it leaves at most this share of the distance
 _STALLED = 0.75  # close to the minimiser, steps that leave more of the distance are rounding: e^(−1/2) is an asymptote
@@ -210,13 +210,21 @@ def _require_close(place: _Place, rough: Rough) -> None:
 
 
 @dataclass(frozen=True)
-class _Tilted:
+class Tilted:
     """The loss of some rows with slope and curvature of all of them at a point: L_some(θ) + θᵀt + ½ (θ−o)ᵀ B (θ−o)."""
 
     some: Minimised
     origin: Array
     tilt: Array
     bend: Array
+
+    @staticmethod
+    def at(
+        problem: Minimised, some: Minimised, origin: Array, here: Derivatives | None = None
+    ) -> tuple[Tilted, Derivatives]:
+        """That of a problem, some of whose rows these are; and its derivatives at the point, if they are not known."""
+        here, there = here or problem.derivatives(origin, 2), some.derivatives(origin, 2)
+        return Tilted(some, origin, here.gradient - there.gradient, here.hessian - there.hessian), here
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.some, name)
@@ -238,9 +246,7 @@ def _foreseen(place: _Place, core: Minimised) -> Array:
 
     As Newton's step, but for how the loss bends further away, of which those rows know all but a little.
     """
-    there = core.derivatives(place.theta, 2)
-    bend = place.here.hessian - there.hessian
-    tilted = _Tilted(core, place.theta, place.here.gradient - there.gradient, bend)
+    tilted, _ = Tilted.at(core, core, place.theta, place.here)
     return minimise(cast(Minimised, tilted), place.theta).theta
 
 

@@ -1,0 +1,129 @@
+"""Stages that read files: killed and carried on, and what people see of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import equipoise as eq
+from equipoise.data.passage import Passage
+from equipoise.engines.pooling import reach
+from tests.data.conftest import MANY as N
+
+
+@pytest.mark.parametrize("target", ["CRV1", "HC3"])
+def test_a_killed_stage_goes_on_with_the_pass_it_was_in(target, many, readings, tmp_path, monkeypatch) -> None:
+    options = {"target": target, "draws": 20, "chains": 2, "progress": False, "checkpoint": tmp_path / "run"}
+
+    def scanned():
+        return eq.data.scan(many, "count ~ a + b + g", clusters="firm")
+
+    whole = scanned()
+    expected = eq.calibrate(eq.glm("poisson"), whole, **{**options, "checkpoint": None})
+    # what is there of an earlier run with other data is no hindrance
+    other = eq.data.scan(many / "0.parquet", "count ~ a", clusters="firm")
+    eq.calibrate(eq.glm("poisson"), other, **{**options, "draws": 5, "checkpoint": tmp_path / "other"})
+    (tmp_path / "other.passes").rename(tmp_path / "run.passes")
+    summed, calls = Passage.summed, []
+
+    def killed(self, f, width):
+        calls.append(f)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return summed(self, f, width)
+
+    monkeypatch.setattr(Passage, "summed", killed)
+    with pytest.raises(KeyboardInterrupt):
+        eq.calibrate(eq.glm("poisson"), scanned(), **options)
+    calls[:] = [None] * 10
+    source = scanned()
+    readings.clear()
+    found = eq.calibrate(eq.glm("poisson"), source, **options)
+    np.testing.assert_array_equal(found.draws, expected.draws)
+    # two were finished, and are not repeated
+    assert source.passes == whole.passes - 2.0
+    assert readings.total() / N == source.passes - 1.0
+    assert len(calls) - 10 >= 1
+    (tmp_path / "run.passes").write_bytes(b"PK nothing")
+    with pytest.raises(eq.InvalidInput, match=r"run.passes, which is damaged.*delete that file"):
+        eq.calibrate(eq.glm("poisson"), source, **options)
+
+
+def test_what_a_plan_and_a_summary_say_of_files(many, tmp_path) -> None:
+    source = eq.data.scan(many, "count ~ a + b", memory="3MB")
+    plan = eq.plan(eq.glm("poisson"), source, sampler="sgmcmc", batch_size=50)
+    assert plan.reads.passes == source.passes
+    # what one reading brings passes through a quarter of the memory, a share of all rows at a time
+    assert plan.reads.pools == np.ceil(plan.rows / reach(source))
+    assert reach(source) * source.at_once * (8 * source.encoder.width + 48) == pytest.approx(0.75e6, rel=0.01)
+    assert plan.reads.bytes == sum(file.stat().st_size for file in many.iterdir())
+    text = str(plan)
+    assert "3 files, " in text
+    assert f"{source.passes:.0f} passes until here, {plan.reads.pools:,.0f} more for the rows of all steps" in text
+    assert "at most 0.003 GB of memory" in text
+    auto = eq.plan(eq.glm("poisson"), source)
+    assert auto.sampler == "control-variate"
+    assert auto.reads.pools < 0.01 * plan.reads.pools
+    assert any("passes over the files" in str(c) for c in auto.candidates if c.sampler == "sgmcmc")
+    cal = eq.calibrate(eq.glm("poisson"), source, draws=20, chains=2, progress=False)
+    assert "3 files, " in str(cal.summary())
+    assert "3 files, " in cal.report(tmp_path / "page.html").read_text()
+    assert eq.load(cal.save(tmp_path / "run.eqz")).plan.reads == cal.plan.reads
+
+
+def test_small_files_that_are_read_whole_keep_their_clusters_and_times(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=60), "firm": np.arange(60) % 7, "day": np.arange(60)})
+    frame["y"] = rng.poisson(np.exp(0.3 * frame.x))
+    for k in range(3):
+        frame[20 * k : 20 * (k + 1)].to_parquet(tmp_path / f"{k}.parquet")
+    for kind, options in {"CRV1": {"clusters": "firm"}, "HAC": {"time": "day", "lags": 2}}.items():
+        found, expected = (
+            eq.plan(eq.glm("poisson"), data, formula="y ~ x", target=kind, **options).tuning.target
+            for data in (tmp_path, frame)
+        )
+        np.testing.assert_allclose(found, expected, rtol=1e-10)
+
+
+def test_a_sample_smaller_than_asked_for_takes_the_place_of_a_pass() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=30_000)
+    table = pa.table({"x": x, "y": rng.poisson(np.exp(0.3 * x))})
+    source = eq.data.scan(table, "y ~ x", memory="2MB")
+    assert 2048 < source.sample(20_000, None).n == source.lot.size < 20_000
+    assert source.passes == 1.0
+    assert source.sample(20_000, 0).n == 20_000
+    assert source.passes > 1.5
+
+
+def test_infinity_is_named_by_file_row_and_column_where_the_sample_meets_it_first(tmp_path) -> None:
+    frame = pd.DataFrame({"x": np.r_[np.arange(40.0), np.inf], "z": 1.0, "y": 1})
+    frame[:30].to_parquet(tmp_path / "a.parquet")
+    frame[30:].to_parquet(tmp_path / "b.parquet")
+    with pytest.raises(eq.InvalidInput, match=r"^x: must be finite; got NaN or infinity at 10, in .*b\.parquet"):
+        eq.fit(eq.glm("poisson"), eq.data.scan(tmp_path, "y ~ x"))
+
+
+def test_passes_for_rows_drawn_by_leverage_are_foretold_though_all_rows_would_fit(many) -> None:
+    source = eq.data.scan(many, "count ~ a + b", memory="3MB")
+    cal = eq.calibrate(
+        eq.glm("poisson"), source, sampler="control-variate", batches="leverage", draws=2000, progress=False
+    )
+    assert cal.plan.reads.pools > 2.0
+    assert source.passes == cal.plan.reads.passes + cal.plan.reads.pools
+
+
+def test_a_bar_for_every_stage_says_which_pass_it_is(many, monkeypatch) -> None:
+    told = []
+    monkeypatch.setattr("equipoise.progress._PATIENCE", 0.0)
+    monkeypatch.setattr("equipoise.progress.Progress.update", lambda self, done, label=None: told.append((done, label)))
+    source = eq.data.scan(many, "count ~ a + b")
+    eq.plan(eq.glm("poisson"), source)
+    labels = [label.partition(", ") for _, label in told]
+    assert {first for first, _, _ in labels} == {"planning"}
+    assert labels[0][2].startswith("pass 1 of about 3")
+    assert labels[-1][2].startswith("pass 3 of about 3")
+    assert all(label.endswith("million rows/s") for _, label in told)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
