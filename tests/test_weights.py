@@ -57,8 +57,9 @@ def test_moments_are_those_of_the_expanded_data(name, weighted, shifted, prior) 
     here, there = short.settled(theta), long.settled(theta)
     if there.constant is not None:
         close(here.constant, there.constant)
-    for found, wanted in zip(here.derivatives(theta, 2), there.derivatives(theta, 2), strict=True):
+    for found, wanted in zip(here.derivatives(theta, 2)[:3], there.derivatives(theta, 2)[:3], strict=True):
         close(found, wanted)
+    close(here.information(theta), there.information(theta))
     found, wanted = short.moments(theta), long.moments(theta)
     for field in ("n", "hessian", "loss_hessian", "score_cov", "mean_score", "noise_ratio"):
         close(getattr(found, field), getattr(wanted, field))

@@ -42,7 +42,11 @@ class Chances(NamedTuple):
 
     def __call__(self, v: Array) -> Array:
         """Those of rows with these sizes."""
-        return np.clip((v / self.large) ** 2, self.floor, 1.0)
+        return self.by_square(v**2)
+
+    def by_square(self, square: Array) -> Array:
+        """Those of rows with these squares of sizes."""
+        return np.clip(square / self.large**2, self.floor, 1.0)
 
 
 def lots(v: Array) -> Array:

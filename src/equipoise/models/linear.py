@@ -153,8 +153,9 @@ class LinearProblem(Card):
         """The same problem on about so many rows that stand for all; of files with those that can matter most."""
         if isinstance(self.source, Scan) and self.source.n > max(rows, self.source.lot.size):
             # no few rows separate a response on a scale, and those of rare levels were brought if they were looked for
-            few = self.source.far.searched and self.model.family.parameter in {"scale", "shape"}
-            return replace(self, source=with_rare(*self.source.standing(rows), self.source, few))
+            searched = self.source.far.searched
+            few = searched and self.model.family.parameter in {"scale", "shape"}
+            return replace(self, source=with_rare(*self.source.standing(rows), self.source, few, searched))
         return self.subsample(min(rows, self.source.n), seed=None)
 
     def marked(self, clusters: object = None, time: object = None) -> Self:

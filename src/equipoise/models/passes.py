@@ -238,7 +238,7 @@ class CurvaturePass:
             fourth.append(float(np.sum(counted(rows, (square * q) ** 2))))
         kept: tuple[Array, ...] = ()
         if self.chances:
-            every = [chances(np.sqrt(square * q)) for chances, square in zip(self.chances, squares, strict=True)]
+            every = [chances.by_square(square * q) for chances, square in zip(self.chances, squares, strict=True)]
             kept = (_kept(rows, np.abs(h) * q, np.max(every, axis=0)),)
         return CurvatureSums(np.stack(quadratic), third, np.array(fourth), kept)
 

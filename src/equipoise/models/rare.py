@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,10 @@ from equipoise.models.passes import CoreSums, side_by_side, standing_rows
 
 __all__ = ["RarePass", "with_rare"]
 
+_PLAIN, _EXPRESSION = (
+    re.compile(r"C\(\w+\)"),
+    re.compile(r"[(]"),
+)  # a column's own levels, and those of something made of it
 _ROUNDING = 1e-10  # of a matrix of counts, below which a direction of it is empty
 
 
@@ -37,10 +42,11 @@ class RarePass:
         return np.asarray(np.vecdot(z @ self.S, z))
 
 
-def with_rare(certain: Rows, others: Rows, source: Source[Rows], few: bool) -> Rows:
+def with_rare(certain: Rows, others: Rows, source: Source[Rows], few: bool, searched: bool) -> Rows:
     """Rows that stand for themselves, others that stand for the rest, and every row of levels that these have few of.
 
     That is one pass, if there are any; where few rows do for a start (`few`), only if there are levels that these have none of.
+    Where rows of rare levels were searched for before, those of expressions alone may be missing: others are of no row at all.
 
     Rows of a level, or of a combination of levels, that m observations have are of leverage 1/m among columns of two values.
     """
@@ -53,7 +59,9 @@ def with_rare(certain: Rows, others: Rows, source: Source[Rows], few: bool) -> R
     found = RarePass(columns, np.linalg.inv(form + np.eye(len(form))).astype(np.float64), 1.0 / (FEWEST * share))
     rare = found.sizes(part) > found.limit
     unsure = rare[certain.height :]
-    absent = not is_positive(form - _ROUNDING * np.diag(np.diag(form)))
+    open_ = [k for k, j in enumerate(columns) if not searched or _EXPRESSION.search(_PLAIN.sub("", part.names[j]))]
+    kept = form[np.ix_(open_, open_)]
+    absent = not is_positive(kept - _ROUNDING * np.diag(np.diag(kept)))
     # more than a sample would have of them are no few rows
     if share <= 1.0 or not (absent or (unsure.any() and not few)) or part.counts[rare].sum() > part.height:
         return part
