@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 import equipoise as eq
 from equipoise.fitting.ending import ended
 from equipoise.fitting.fit import fit_unseen
+from equipoise.models.profile import _digamma_rise
 
 N = 30_000
 
@@ -140,3 +142,24 @@ def test_a_network_on_files_follows_a_part_of_its_rows() -> None:
     np.testing.assert_allclose(found.theta, expected.theta, rtol=1e-10)
     assert found.loss == pytest.approx(expected.loss, rel=1e-12)
     assert _distance(eq.bind(model, {"x": x, "y": y}), found) < 1e-10
+
+
+@pytest.mark.parametrize("r", [30.0, 31.7, 500.0, 1e4, 1e7])
+def test_differences_of_digamma_keep_their_digits(r) -> None:
+    counts = np.array([0, 1, 3, 17, 2000])
+    # the recurrence, for whole numbers: ψ(y + r) − ψ(r) = Σ 1/(r + k)
+    expected = [math.fsum(1.0 / (r + k) for k in range(y)) for y in counts]
+    np.testing.assert_allclose(_digamma_rise(counts.astype(float), r), expected, rtol=1e-15 * 4)
+
+
+def test_counts_that_are_next_to_poisson_have_a_dispersion_in_memory_and_on_files() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=50_000)
+    mean = np.exp(0.3 * x)
+    table = pa.table({"x": x, "y": rng.poisson(mean * rng.gamma(50.0, 1 / 50.0, 50_000)).astype(float)})
+    source = eq.data.scan(table, "y ~ x")
+    found, expected = eq.plan(eq.glm("negative-binomial"), source), eq.plan(eq.glm("negative-binomial"), source.whole())
+    assert 0.01 < expected.fit.constant < 0.03
+    # a likelihood this flat tells its dispersion to fewer digits
+    assert found.fit.constant == pytest.approx(expected.fit.constant, rel=1e-8)
+    np.testing.assert_allclose(found.fit.theta, expected.fit.theta, rtol=1e-10, atol=1e-13)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import cast
 
 import numpy as np
+from scipy.linalg import cho_factor, cho_solve
 
 from equipoise.arrays import Array
 from equipoise.fitting.certificate import Fit, require_converged
@@ -23,7 +24,8 @@ from equipoise.theory.moments import Moments
 __all__ = ["ended", "ended_alone"]
 
 _SEEN = 1e-11  # standard deviations that a step taken unseen is expected to leave, from which on it is worth a pass
-_WRONG = 1e-4  # standard errors that it cannot have left: what was foreseen is far less
+_SHORT = 1e-4  # change of a constant's logarithm; where a step asks for more, the constant is at the end of its range
+_WRONG = 1e-4  # standard deviations or errors that it cannot have left: what was foreseen is far less
 
 
 def ended(problem: Problem, fitted: Fit, moments: Moments) -> tuple[Problem, Fit, Moments]:
@@ -38,7 +40,7 @@ def ended(problem: Problem, fitted: Fit, moments: Moments) -> tuple[Problem, Fit
         return problem, fitted, moments
     step, move = _last_step(problem, moments)
     norm = float(np.sqrt(moments.n * step @ moments.hessian @ step))
-    require_converged(norm, _WRONG * float(np.sqrt(moments.noise_ratio)), fitted.iterations, fitted.theta)
+    require_converged(norm, _WRONG * max(1.0, float(np.sqrt(moments.noise_ratio))), fitted.iterations, fitted.theta)
     theta, curvature = moments.params + step, cast(LinearCurvature, moments.curvature)
     mean = moments.mean_score + moments.loss_hessian @ step
     if curvature.stacked is not None:
@@ -67,8 +69,11 @@ def _last_step(problem: LinearProblem, moments: Moments) -> tuple[Array, float]:
     n, H = moments.n, moments.hessian
     gradient = moments.mean_score + form_times(problem.precision, moments.params - problem.mean) / n
     sums = cast(LinearCurvature, moments.curvature).stacked
+    alone = -cho_solve(cho_factor(H), gradient)
     if sums is None:
-        return -np.linalg.solve(H, gradient).astype(np.float64), 0.0
-    joint = np.block([[H, sums.cross[:, None] / n], [sums.cross / n, np.array([[sums.bend / n]])]])
-    step = -np.linalg.solve(joint, np.append(gradient, sums.constant / n)).astype(np.float64)
-    return step[:-1], float(step[-1])
+        return alone, 0.0
+    # of the constant what is left when the parameters follow it; at the end of its range there is no bend
+    along = cho_solve(cho_factor(H), sums.cross / n)
+    bend = float(sums.bend / n - sums.cross @ along / n)
+    move = -float(sums.constant / n + sums.cross @ alone / n) / bend if bend > 0.0 else np.inf
+    return (alone - move * along, move) if abs(move) <= _SHORT else (alone, 0.0)

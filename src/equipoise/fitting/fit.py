@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.checks import whole
 from equipoise.data.metering import reading
-from equipoise.errors import FitFailed, InvalidInput
+from equipoise.errors import EquipoiseWarning, FitFailed, InvalidInput
 from equipoise.files import available_memory
 from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
 from equipoise.fitting.ending import ended_alone
@@ -141,10 +142,17 @@ def _convex(problem: Problem, max_iterations: int, part: Problem | None = None) 
 def _from_sample(problem: Problem, part: Problem, max_iterations: int) -> tuple[Fit, Map | None]:
     """The minimum from that of a part of the rows; where that leads astray, from that of rows which stand for all."""
     try:
-        return _from_minimum(problem, part, *_convex(part, max_iterations), max_iterations)
+        return _from_minimum(problem, part, *_quietly(part, max_iterations), max_iterations)
     except Astray as astray:
         core = _on_core(problem, astray)
-        return _from_minimum(problem, core, *_convex(core, max_iterations), max_iterations)
+        return _from_minimum(problem, core, *_quietly(core, max_iterations), max_iterations)
+
+
+def _quietly(part: Problem, max_iterations: int) -> tuple[Fit, Map | None]:
+    """The minimum of a part; what is said of its constant need not be so of all rows."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseWarning)
+        return _convex(part, max_iterations)
 
 
 def _on_core(problem: Problem, astray: Astray) -> LinearProblem:

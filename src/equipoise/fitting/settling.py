@@ -19,7 +19,7 @@ from equipoise.models.problem import Problem
 __all__ = ["Solver", "settle"]
 
 _AGREED = 1e-13  # relative difference of an estimated constant from the one in use
-_ROUNDED = 1e-10  # below which that difference may be rounding
+_ROUNDED = 1e-8  # below which that difference may be rounding: of a dispersion that is next to none, say
 _CLOSE = 0.2  # difference of logarithms that are extrapolated, and the longest step that leads to
 _SHRUNK = 0.1  # of the first scale, when the fit fails: it was on its way to zero
 

@@ -27,6 +27,8 @@ _LEAST, _MOST = np.log(1e-7), np.log(1e7)  # of a dispersion: below, counts vary
 _SMALL, _LARGE = 1e-3, 1e2  # a dispersion within reason
 _EXACT = 1e12  # shape from which residuals are rounding
 _LONGEST = 2.0  # step of a logarithm
+_SERIES = 30.0  # from which on digamma is its series, powers and factors of which follow, but for rounding
+_TERMS = ((1.0, 1 / 2), (2.0, 1 / 12), (4.0, -1 / 120), (6.0, 1 / 252), (8.0, -1 / 240), (10.0, 1 / 132))
 
 
 def profiled(family: str, source: Source[Rows], theta: Array, near: float | None = None) -> float:
@@ -116,11 +118,12 @@ def _dispersion_sums(theta: Array, log_a: float, rows: Rows) -> Total:
 
 def _digamma_rise(y: Array, r: float) -> Array:
     """ψ(y + r) − ψ(r), without cancellation for large r."""
-    if r < 1e3:
+    if r < _SERIES:
         return np.asarray(digamma(y + r) - digamma(r))
-    # ψ(x) = log x − 1/(2x) − 1/(12x²) + …, each term's difference by itself
-    x = y + r
-    return np.asarray(np.log1p(y / r) + y / (2.0 * r * x) + y * (x + r) / (12.0 * (r * x) ** 2), dtype=np.float64)
+    # ψ(x) = log x − 1/(2x) − 1/(12x²) + 1/(120x⁴) − …, each term's difference by itself: x⁻ᵖ = r⁻ᵖ e^(−p log(x/r))
+    away = np.log1p(y / r)
+    terms = (factor * r**-power * np.expm1(-power * away) for power, factor in _TERMS)
+    return np.asarray(away - sum(terms), dtype=np.float64)
 
 
 def _dispersion(source: Source[Rows], theta: Array, near: float | None) -> float:
