@@ -1,6 +1,6 @@
 """Plans of files beside plans in memory: random combinations of what can be asked for, and how far apart the answers are.
 
-Run:  .venv/bin/python benchmarks/equality.py --count 300          (about ten minutes; --first 300 goes on with others)
+Run:  .venv/bin/python benchmarks/equality.py --count 150 --first 3000   (five seconds each; others with another --first)
 Writes benchmarks/results/equality.json. Families, robust losses, formulas, priors, targets, weights, frequencies and offsets
 are drawn at random, on 400,000 rows with heavy tails, a level of three rows, columns of 1e9 and 1e-7 and a response in
 dollars. Of every combination: how often the files are read before the first step, and how far estimates (in standard
