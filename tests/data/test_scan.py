@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -79,6 +81,31 @@ def test_no_unit_shows_in_what_calls_learn(formula, unit, frame) -> None:
     frame = frame.assign(a=frame["a"] * unit, k=frame["k"] * unit)
     source = eq.data.scan(lambda: (frame[start : start + 60] for start in range(0, N, 60)), formula)
     assert_same(source.whole(), eq.data.table(frame, formula), 1e-11)
+
+
+@pytest.mark.parametrize(
+    "formula", ["y ~ scale(exp(scale(a)))", "y ~ poly(exp(scale(a)), 2) + center(exp(0.5 * scale(a)))"]
+)
+def test_what_overflows_before_it_is_scaled_is_not_summed(formula, frame) -> None:
+    """exp(600) is a number, and its square is none."""
+    frame = frame.assign(a=600.0 + 20.0 * (frame["a"] - 5.0))
+    source = eq.data.scan(lambda: (frame[start : start + 60] for start in range(0, N, 60)), formula)
+    assert_same(source.whole(), eq.data.table(frame, formula), 1e-11)
+
+
+def test_what_is_no_number_deep_inside_calls_is_told_with_its_row(frame, folder) -> None:
+    formula = "y ~ scale(exp(0.1 * scale(log(20.0 - scale(exp(scale(a)))))))"
+    frame.loc[203, "a"] = 1e4
+    for k, cut in enumerate([slice(0, 200), slice(200, N)]):
+        frame[cut].to_parquet(folder / f"part-{k}.parquet", index=False)
+    for k in (2, 3):
+        (folder / f"part-{k}.parquet").unlink()
+    told = []
+    for pool in (None, ThreadPoolExecutor(1)):
+        with pytest.raises(eq.InvalidInput, match=r"row.* 3.*part-1\.parquet") as error:
+            eq.data.scan(folder, formula, executor=pool)
+        told.append(str(error.value))
+    assert told[0] == told[1]
 
 
 @pytest.mark.parametrize("formula", ["y ~ a + g + C(k)", "y ~ np.log(b) + c"])

@@ -25,6 +25,7 @@ def test_things_come_back_in_order_whatever_was_held_in_memory(held, tmp_path, m
             spill.add(k, arrays[turn])
     assert spill.numbers == [0, 2, 5]
     for k in (2, 5, 0):
+        np.testing.assert_array_equal(list(spill.look(k)), known[k])
         np.testing.assert_array_equal(list(spill.take(k)), known[k])
         assert list(spill.take(k)) == []
     file = spill._file

@@ -28,6 +28,12 @@ class Found:
     parts: tuple[Part, ...]
     schemas: tuple[tuple[str, pa.Schema], ...]
 
+    @property
+    def rows(self) -> int:
+        """How many rows there are; 0 where the parts do not tell before they are read."""
+        counts = [part.count for part in self.parts]
+        return 0 if None in counts else sum(count or 0 for count in counts)
+
     def require(self, columns: Collection[str], argument: str = "formula") -> None:
         """Raise, naming file and column, unless every file has the columns, once, and of one kind throughout."""
         for label, schema in self.schemas:

@@ -16,10 +16,10 @@ from equipoise.data.wording import brief
 from equipoise.data.written import ARITHMETIC, DESCRIBED, constant, depth, is_flag, is_written, mentions, quotes, width
 from equipoise.errors import InvalidInput
 
-__all__ = ["CallReader", "Uses", "alike", "refusal"]
+__all__ = ["QUOTED", "CallReader", "Uses", "alike", "refusal"]
 
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
-_QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
+QUOTED = re.compile(r"'[^']*'|\"[^\"]*\"|`[^`]*`")
 _REMEDY = "use columns, numbers, + - * / **, comparisons and the functions of eq.data.table"
 
 
@@ -72,7 +72,7 @@ class CallReader:
     def read(self, source: str) -> None:
         """Check one call, such as `C(x, contr.sum)`, and note what it uses."""
         # Python changes the letters of names, never those of what stands in quotes
-        names = _QUOTED.sub(lambda match: match[0] if match[0][0] == "`" else "''", source)
+        names = QUOTED.sub(lambda match: match[0] if match[0][0] == "`" else "''", source)
         if normalize("NFKC", names) != names:
             raise self._refused(source, "spell names without letters that Python reads as others, or rename columns")
         node = self._tree(source)
@@ -124,8 +124,8 @@ class CallReader:
                 raise alike(self.formula, name)
             return f" {plain} "
 
-        code = _QUOTED.sub(alias, source)
-        bare = set(re.findall(r"\w+", _QUOTED.sub(" ", source)))
+        code = QUOTED.sub(alias, source)
+        bare = set(re.findall(r"\w+", QUOTED.sub(" ", source)))
         for plain, name in self.aliases.items():
             # formulaic puts the backticks back by replacing text, so that no alias may begin with another
             if plain in bare or any(other != plain and other.startswith(plain) for other in self.aliases):

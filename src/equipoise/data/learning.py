@@ -7,23 +7,24 @@ depends on who read which.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.arrays import Array, Index
+from equipoise.arrays import Index
 from equipoise.data.asked import Asked
 from equipoise.data.columns import Level, first_of_each, require_few, simplified
-from equipoise.data.frames import compact, stacked, unsound_term
+from equipoise.data.frames import compact, stacked
 from equipoise.data.kept import Far, Lot
+from equipoise.data.nesting import Aside, Given, States, bare, merged_states, noted
 from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import CSVPart, Part, numbered
 from equipoise.data.spelling import Spelling, both_spellings, spellings
 from equipoise.data.stored import Learnt, frozen, thawed
-from equipoise.data.summaries import LEARNERS, Summary, learnt_by
+from equipoise.data.summaries import LEARNERS, learnt_by
 from equipoise.data.wording import placed_in
 from equipoise.linalg import fixed_order
 
@@ -69,7 +70,7 @@ class Lessons:
     moderate: bool
     witness: pd.DataFrame
     levels: dict[str, dict[Level, int]]
-    states: dict[str, tuple[str, Summary]]
+    states: States
     ends: tuple[float, float] | None
     lot: Lot
     far: Far
@@ -84,9 +85,6 @@ class Lessons:
                 return replace(some, **counts)
         spelt = both_spellings(self.spelt, other.spelt)
         witness, levels = _joined_witness(self, other)
-        states = {**other.states, **self.states}
-        for call in self.states.keys() & other.states.keys():
-            states[call] = (self.states[call][0], self.states[call][1].merged(other.states[call][1]))  # type: ignore[arg-type]
         ends = [end for end in (self.ends, other.ends) if end is not None]
         return Lessons(
             self.rows + other.rows,
@@ -97,7 +95,7 @@ class Lessons:
             self.moderate and other.moderate,
             witness,
             levels,
-            states,
+            merged_states(self.states, other.states),
             (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None,
             self.lot.merged(other.lot, most),
             self.far.merged(other.far),
@@ -135,8 +133,8 @@ class Learner:
     """Reads a part and finds what a formula learns from it.
 
     `known` are calls whose numbers were found before, `chunk` the rows to read at a time, `most` and `share` the rows of
-    the sample and how likely a row is to be among them at most, and `far` of which columns rows at the ends are kept, and
-    how many.
+    the sample and how likely a row is to be among them at most, `far` of which columns rows at the ends are kept, and how
+    many, and `aside` where what calls are given is kept, if it is.
     """
 
     asked: Asked
@@ -145,6 +143,7 @@ class Learner:
     most: int
     share: float
     far: Far
+    aside: Aside | None = None
 
     def __call__(self, part: tuple[int, Part]) -> Lessons:
         """What is found in a part, which comes with its number."""
@@ -155,7 +154,7 @@ class Learner:
         for frame in numbered(where, self.asked.needed, self.chunk):
             # sums of what `center` and the like learn are those of any other process
             with placed_in(where.label), fixed_order():
-                lessons = self._found(frame, where, rng, limit, self.far if found is None else found.far.beyond)
+                lessons = self._found(frame, part, rng, limit, self.far if found is None else found.far.beyond)
             found = lessons if found is None else found.within(lessons, self.most)
             if len(found.lot.priorities) == 1 and found.lot.size >= self.most:
                 limit = min(limit, float(found.lot.priority.max()))
@@ -163,17 +162,20 @@ class Learner:
             return _nothing(self.asked, self.far)
         return found
 
-    def _found(self, frame: pd.DataFrame, where: Part, rng: np.random.Generator, limit: float, far: Far) -> Lessons:
-        """What is found in one block."""
+    def _found(
+        self, frame: pd.DataFrame, part: tuple[int, Part], rng: np.random.Generator, limit: float, far: Far
+    ) -> Lessons:
+        """What is found in one block of a part."""
+        where = part[1]
         moderate = all(_moderate(frame[name]) for name in frame.columns)
         taking = self.asked.taking(frame, complete=moderate)
         times, chosen = taking.times, taking.chosen
         count = len(chosen)
         spelt = spellings(chosen, self.asked.roles, where.label) if isinstance(where, CSVPart) else {}
         places = None if count == len(frame) else chosen.index.to_numpy() - frame.index[0]
-        witness, levels, states = chosen.iloc[:0], dict[str, dict[Level, int]](), dict[str, tuple[str, Summary]]()
+        witness, levels, states = chosen.iloc[:0], dict[str, dict[Level, int]](), States()
         if count and self.asked.formula is not None:
-            values, states = self._expressed(chosen, times)
+            values, states = self._expressed(part, chosen, times)
             witness, levels = self._witness(chosen, values)
         elif count:
             witness = chosen.iloc[:1]
@@ -195,19 +197,15 @@ class Learner:
             spelt,
         )
 
-    def _expressed(
-        self, chosen: pd.DataFrame, times: Index | None
-    ) -> tuple[dict[str, object], dict[str, tuple[str, Summary]]]:
+    def _expressed(self, part: tuple[int, Part], chosen: pd.DataFrame, times: Index | None) -> tuple[Any, States]:
         """The values of factors that depend on the table, and what their calls are given in it."""
         if not self.asked.factors:
             return {}, {}
         weight = np.ones(len(chosen)) if times is None else times.astype(np.float64)
-        made, found = _noted(self.asked, self.asked.factors, chosen, weight, self.known)
-        for call, held in found.items():
-            # around another call that has not learnt yet, numbers are not what they will be
-            if held["unsound"].size and not any(other != call and other in call for other in found):
-                raise unsound_term(call, chosen.index[held["unsound"]])
-        return made, {call: held["summary"] for call, held in found.items()}
+        given = Given(chosen.index, self.asked.values(chosen), weight)
+        if self.aside is not None:
+            self.aside.add(part[0], part[1].label, given)
+        return given.told(self.asked, self.asked.factors, self.known)
 
     def _witness(
         self, chosen: pd.DataFrame, expressed: Mapping[str, object]
@@ -298,36 +296,6 @@ def _drawn(
     return Lot((limit * rng.random(below.size),), (compact(frame.iloc[below]),))
 
 
-def _noted(
-    asked: Asked, factors: Iterable[str], chosen: pd.DataFrame, weight: Array, known: Mapping[str, Mapping[str, Learnt]]
-) -> tuple[dict[str, object], dict[str, dict[str, Any]]]:
-    """The values of factors, and what those of their calls are given that have not learnt yet."""
-    state: dict[str, Any] = {call: thawed(numbers) for call, numbers in known.items()}
-    functions = {name: _recorder(name, weight) for name in LEARNERS} | {"C": _bare}
-    values = asked.values(chosen)
-    made = {factor: asked.evaluated(factor, values, functions, state) for factor in factors}
-    return made, {call: held for call, held in state.items() if "summary" in held}
-
-
-def _recorder(name: str, times: Array) -> Callable[..., Any]:
-    """In place of a function that learns: it notes what it is given, unless it has learnt already."""
-    from formulaic.transforms import TRANSFORMS
-    from formulaic.utils.stateful_transforms import stateful_transform
-
-    def note(data: Any, *arguments: Any, _state: dict[str, Any], **named: Any) -> Any:
-        if "summary" in _state:
-            return data
-        if _state or named.get("raw") is True:
-            return TRANSFORMS[name](data, *arguments, _state=_state, **named)
-        x = np.asarray(data, dtype=np.float64)
-        _state["unsound"] = np.flatnonzero(~np.isfinite(x))
-        x = np.where(np.isfinite(x), x, 0.0) if _state["unsound"].size else x
-        _state["summary"] = (name, LEARNERS[name](x, times, *arguments, **named))
-        return data
-
-    return stateful_transform(note)
-
-
 def _digest(frame: pd.DataFrame) -> str:
     import pandas as pd
 
@@ -350,16 +318,11 @@ def settled(
     if learnt:
         values = asked.values(asked.taking(lessons.lot.frame).chosen)
         for factor in asked.factors:
-            asked.evaluated(factor, values, {"C": _bare}, state)
+            asked.evaluated(factor, values, {"C": bare}, state)
     found = {call: frozen(lessons.states[call][0], state[call]) for call in learnt}
     # levels of an expression over numbers that were only found now have not been seen
     coded = [factor for factor, used in asked.factors.items() if "C" in used and used & LEARNERS.keys()]
     rows = lessons.witness
-    done = not unknown or (len(learnt) == len(unknown) and not _noted(asked, coded, rows, np.ones(len(rows)), known)[1])
+    seen = noted(asked, coded, asked.values(rows), np.ones(len(rows)), known)[1] if unknown else {}
+    done = not unknown or (len(learnt) == len(unknown) and not seen)
     return {**{call: dict(numbers) for call, numbers in known.items()}, **found}, done
-
-
-def _bare(data: object, *arguments: object, **named: object) -> object:
-    """In place of `C`: the values themselves."""
-    del arguments, named
-    return data

@@ -27,6 +27,7 @@ from equipoise.data.files import as_floats, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.kept import Cells, Far
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
+from equipoise.data.nesting import Aside, rounds, set_aside
 from equipoise.data.parts import ArrowPart, CSVPart, Mistyped, ParquetPart
 from equipoise.data.passage import CHUNK, workers_for
 from equipoise.data.reading import Placed
@@ -255,8 +256,10 @@ def _taught(
     readings, lessons = 0, None
     while True:
         readings += 1
+        # on a cluster rows stay where they are
+        aside = set_aside(asked, found.rows) if lessons is None and executor is None else None
         try:
-            lessons = _lessons(found, asked, known, room, executor, lessons)
+            lessons = _lessons(found, asked, known, room, executor, lessons, aside)
         except Mistyped as error:
             readings += 1
             found = retyped(found, str(error), asked.needed)
@@ -265,6 +268,9 @@ def _taught(
         known, done = settled(asked, lessons, known)
         if done:
             return found, lessons, known, readings
+        if aside is not None:
+            for _ in range(rounds(asked) - 2):
+                known, _ = settled(asked, replace(lessons, states=aside.states(known)), known)
 
 
 def _lessons(
@@ -274,10 +280,10 @@ def _lessons(
     room: int,
     executor: Executor | None,
     before: Lessons | None,
+    aside: Aside | None,
 ) -> Lessons:
     """What one pass over the data tells; if there was one before, also all rows of levels that its sample has few of."""
-    counts = [part.count for part in found.parts]
-    total = sum(count for count in counts if count is not None) if None not in counts else 0
+    total = found.rows
     width = len(asked.needed) + 1
     most = max(ENOUGH, min(KEPT, room // (16 * 8 * width)))
     # as many rows as are wanted have smaller random numbers than this, but for one case in a million
@@ -287,7 +293,7 @@ def _lessons(
     )
     rare = None if before is None else _rare(before, asked, most)
     far = Far(columns, min(_AT_ENDS, most // (8 * max(1, len(columns)))), rare=rare)
-    learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far)
+    learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far, aside)
     if not found.parts:
         raise _no_rows()
     jobs, workers = list(enumerate(found.parts)), workers_for(room)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from tempfile import SpooledTemporaryFile, gettempdir
 from typing import Any
@@ -51,7 +51,14 @@ class Spill:
 
     def take(self, number: int) -> Iterator[Any]:
         """What waits under a number, which is then free again."""
-        for place in self._places.pop(number, ()):
+        return self._read(self._places.pop(number, ()))
+
+    def look(self, number: int) -> Iterator[Any]:
+        """What waits under a number, and goes on waiting."""
+        return self._read(self._places.get(number, ()))
+
+    def _read(self, places: Iterable[int]) -> Iterator[Any]:
+        for place in places:
             with _named():
                 self._file.seek(place)
                 thing = pickle.load(self._file)  # what this object wrote, and nobody else can
@@ -69,7 +76,7 @@ def _named() -> Iterator[None]:
         yield
     except OSError as error:
         raise InvalidInput(
-            "data", f"rows of all steps that fit into the folder of temporary files, {gettempdir()}",
+            "data", f"rows that fit into the folder of temporary files, {gettempdir()}",
             f"{error.strerror or error}; {free_disk() / 1e9:.3g} GB are free there", "free some space, set TMPDIR to a folder "
             "on a larger disk, or pass a larger memory= to eq.data.scan",
         ) from error  # fmt: skip

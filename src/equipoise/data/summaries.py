@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,13 +47,11 @@ class Spread:
     def merged(self, other: Spread) -> Spread:
         """Of both."""
         count = self.count + other.count
-        apart = other.mean - self.mean
-        return Spread(
-            count,
-            self.mean + apart * other.count / count,
-            self.square + other.square + apart**2 * self.count * other.count / count,
-            self.center, self.scale, self.ddof,
-        )  # fmt: skip
+        apart = np.float64(other.mean - self.mean)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is too large is refused once it is known
+            mean = self.mean + apart * other.count / count
+            square = self.square + other.square + apart**2 * self.count * other.count / count
+        return Spread(count, float(mean), float(square), self.center, self.scale, self.ddof)
 
     def moved(self, shift: float, unit: float) -> Spread:
         """Of (x − shift)/unit."""
@@ -149,7 +147,17 @@ class Extremes:
         return {"lower_bound": self.low, "upper_bound": self.high, **self.written}
 
 
-Summary = Spread | Nodes | Extremes
+@dataclass(frozen=True)
+class Waiting:
+    """Of a call around functions of calls that have not learnt yet: nothing."""
+
+    def merged(self, other: Waiting) -> Waiting:
+        """Of both."""
+        return other
+
+
+WAITING = Waiting()
+Summary = Spread | Nodes | Extremes | Waiting
 
 
 def _spread(x: Array, times: Array, center: Any = True, scale: Any = True, ddof: float = 1.0) -> Spread:
@@ -201,18 +209,20 @@ def learnt_by(states: Mapping[str, tuple[str, Summary]]) -> dict[str, dict[str, 
     found, moves = dict[str, dict[str, Any]](), dict[str, list[tuple[float, float]]]()
     for call in sorted(states, key=len):  # what is inside comes first
         _, summary = states[call]
-        inside = _first_argument(call)
-        if inside not in moves and any(other != call and other in call for other in states):
+        inside = first_argument(call)
+        if isinstance(summary, Waiting):
             continue
-        before = moves.get(inside, [])
-        found[call] = reduce(lambda held, move: held.moved(*move), before, summary).state()
+        before, moved = moves.get(inside, []), summary
+        for move in before:
+            moved = moved.moved(*move)
+        found[call] = moved.state()
         if isinstance(summary, Spread):
             shift, unit = (found[call][key] for key in ("center", "scale"))
             moves[call] = [*before, (np.float64(shift or 0.0), np.float64(1.0 if unit is None else unit))]
     return found
 
 
-def _first_argument(call: str) -> str:
+def first_argument(call: str) -> str:
     """As the text of a call inside a call is kept."""
     from formulaic.utils.code import format_expr
 
