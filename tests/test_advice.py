@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 
 import equipoise as eq
@@ -112,3 +114,18 @@ def test_a_repaired_two_way_matrix_that_a_chain_can_hardly_follow() -> None:
     assert "to be faster" not in str(quick)
     with pytest.warns(eq.EquipoiseWarning, match="was repaired"):
         assert eq.plan(problem, target="CRV1", ess=float(advised[3])).seconds < 0.15 * dear.seconds
+
+
+def test_warnings_stand_at_the_line_that_asked() -> None:
+    frame = pd.DataFrame({"x": [1.0, 2.0, np.nan, 4.0, 5.0], "y": [1.0, 0.0, 2.0, 3.0, 2.0], "g": [1, 1, 2, 2, 3]})
+    X, y = np.column_stack([np.ones(5), [1.0, 2.0, 4.0, 8.0, 9.0], [0.0, 1.0, 3.0, 2.0, 7.0]]), frame.y.to_numpy()
+    asked = (
+        lambda: eq.data.table(frame, "y ~ x", missing="drop"),
+        lambda: eq.data.scan(pa.table(frame), "y ~ x", missing="drop"),
+        lambda: eq.fit(eq.glm("poisson"), pa.table(frame), formula="y ~ x", missing="drop"),
+        lambda: eq.robust(eq.glm("gaussian"), (X, y), [0.5, 0.2, 0.1], kind="CRV1", clusters=frame.g),
+    )
+    for call in asked:
+        with pytest.warns(eq.EquipoiseWarning) as told:
+            call()
+        assert [(each.filename, each.lineno) for each in told] == [(__file__, call.__code__.co_firstlineno)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ __all__ = [
     "InfeasibleTarget",
     "InvalidInput",
     "UnstableStep",
+    "warn",
 ]
 
 
@@ -40,6 +43,14 @@ def _rebuild(kind: type[EquipoiseError], args: tuple[object, ...], state: dict[s
 
 class EquipoiseWarning(UserWarning):
     """Something was changed or should be known; the message says what was done."""
+
+
+def warn(message: str) -> None:
+    """Warn at the line outside this package that led here: one that asks twice, from two places, is told twice."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "equipoise":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, EquipoiseWarning, stacklevel=level)
 
 
 class InvalidInput(EquipoiseError, ValueError):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
+from errno import ENOSPC
+from itertools import count
 
 import numpy as np
 import pandas as pd
@@ -100,20 +103,28 @@ def test_a_robust_scale_leaves_passes_for_calls_of_functions_of_calls(
     _require_equal(plan, eq.plan(_model(family), frame, formula=formula, **options))
 
 
-@pytest.mark.parametrize("free", [0, 10**12])
+@pytest.mark.parametrize(("free", "fits", "expected"), [(0, 99, 4), (10**12, 99, 2), (10**12, 1, 4)])
 @pytest.mark.parametrize("beside", [{}, {"frequency": "firm", "weights": "b2"}])
 def test_calls_learn_the_same_bits_from_rows_set_aside_and_from_rows_read_again(
-    free, beside, many, readings, tmp_path, monkeypatch
+    free, fits, expected, beside, many, readings, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr("equipoise.data.nesting.free_disk", lambda: free)
+    written, dump = count(), pickle.dump
+
+    def dumped(*given, **options) -> None:
+        if next(written) >= fits:
+            raise OSError(ENOSPC, "No space left on device")
+        dump(*given, **options)
+
+    monkeypatch.setattr(pickle, "dump", dumped)
     frame = pd.concat([pd.read_parquet(many / f"{k}.parquet") for k in range(3)])
     frame.assign(b2=frame["b"] ** 2 + 0.1).to_parquet(tmp_path / "all.parquet", row_group_size=7000)
     formula = f"level ~ poly({INNER[4]}, 3) + scale({INNER[3]}) + C({INNER[3]} > 2) + b + g"
-    source = eq.data.scan(tmp_path, formula, **beside)
-    assert readings.total() == (2 if free else 4) * N
+    source = eq.data.scan(tmp_path, formula, memory="8MB", **beside)
+    assert readings.total() == expected * N
     with ThreadPoolExecutor(2) as pool:  # where rows stay where they are, they are read
-        other = eq.data.scan(tmp_path, formula, executor=pool, **beside)
-    assert readings.total() == (6 if free else 8) * N
+        other = eq.data.scan(tmp_path, formula, executor=pool, memory="8MB", **beside)
+    assert readings.total() == (expected + 4) * N
     np.testing.assert_array_equal(source.whole().x, other.whole().x)
     table = eq.data.table(pd.read_parquet(tmp_path / "all.parquet"), formula, **beside)
     np.testing.assert_allclose(source.whole().x, table.x, rtol=1e-11, atol=1e-11)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from typing import Unpack
@@ -17,7 +16,7 @@ from equipoise.calibration.reads import Reads, expected_passes, reads_of, with_r
 from equipoise.cards import Card, html_table
 from equipoise.checks import shown, whole
 from equipoise.data.metering import reading
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.errors import InvalidInput, warn
 from equipoise.fitting.ending import ended
 from equipoise.fitting.fit import Fit, fit_unseen
 from equipoise.linalg import split_range, symmetric
@@ -357,12 +356,10 @@ def _identified(problem: Problem, fitted: Fit) -> tuple[Problem, Fit]:
     assert fitted.flat is not None
     restricted = problem.identified(fitted.theta)
     flat, curved = len(fitted.flat), len(restricted.names)
-    warnings.warn(
+    warn(
         f"the loss is flat along {flat} of {flat + curved} directions at its minimiser (symmetries or redundant "
         "parameters): the run is restricted to the others, and draws are coordinates along them; chains.tree() has the "
-        "parameters. Use prior_precision=... with target='posterior' to sample all of them instead.",
-        EquipoiseWarning,
-        stacklevel=4,
+        "parameters. Use prior_precision=... with target='posterior' to sample all of them instead."
     )
     return restricted, replace(fitted, flat=None, theta=restricted.flatten(fitted.params))
 
@@ -389,12 +386,10 @@ def _varied(problem: Problem, fitted: Fit, found: Moments, kind: str) -> tuple[P
     if restricted is None:
         require_scores(found, kind)
     assert restricted is not None
-    warnings.warn(
+    warn(
         f"the scores do not vary along {len(quiet)} of {found.dim} directions at the minimiser, mainly "
         f"{found.mainly(quiet)}, which the prior alone decides: the {kind} covariance is zero there. The run is restricted to "
         "the others, and draws are coordinates along them; chains.tree() has the parameters, with that covariance. Use "
-        "target='posterior' to sample all directions.",
-        EquipoiseWarning,
-        stacklevel=4,
+        "target='posterior' to sample all directions."
     )
     return restricted, replace(fitted, theta=restricted.flatten(fitted.params))

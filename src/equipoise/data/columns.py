@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from decimal import Decimal
 from numbers import Real
@@ -13,7 +12,7 @@ import numpy as np
 from equipoise.arrays import Array, Index
 from equipoise.data.grammar import LIMITS
 from equipoise.data.wording import brief, listed
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.errors import InvalidInput, warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,11 +181,7 @@ def _levels(name: str, simple: pd.Series) -> tuple[Level, ...]:
     used = set(np.unique(codes).tolist())
     unused = [level for i, level in enumerate(found) if i not in used]
     if unused:
-        warnings.warn(
-            f"{name}: the levels {listed(unused)} have no rows and were left out of the design.",
-            EquipoiseWarning,
-            stacklevel=2,
-        )
+        warn(f"{name}: the levels {listed(unused)} have no rows and were left out of the design.")
     levels = [level for i, level in enumerate(found) if i in used]
     require_few(name, dict.fromkeys(levels, 0))
     categorical = hasattr(simple, "cat")

@@ -24,6 +24,7 @@ from equipoise.data.spill import Spill, free_disk
 from equipoise.data.stored import Learnt, thawed
 from equipoise.data.summaries import LEARNERS, WAITING, Spread, Summary, first_argument
 from equipoise.data.wording import placed_in
+from equipoise.errors import InvalidInput
 from equipoise.linalg import fixed_order
 
 if TYPE_CHECKING:
@@ -57,13 +58,16 @@ class Given:
         return made, {call: held["summary"] for call, held in found.items()}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Aside:
-    """What the calls of all blocks are given, kept from the first pass on; the parts of the data keep theirs apart."""
+    """What the calls of all blocks are given, kept from the first pass on; the parts of the data keep theirs apart.
+
+    Nothing is `held` once the disk is full: how many rows there are, not every file tells.
+    """
 
     asked: Asked
     factors: Mapping[str, tuple[str, ...]]
-    held: Spill = field(default_factory=Spill)
+    held: Spill | None = field(default_factory=Spill)
     lock: Lock = field(default_factory=Lock)
 
     def add(self, part: int, label: str, given: Given) -> None:
@@ -71,14 +75,18 @@ class Aside:
         columns = sorted({name for names in self.factors.values() for name in names})
         kept = Given(given.index, {name: given.values[name] for name in columns}, given.times)
         with self.lock:
-            self.held.add(part, (label, kept))
+            try:
+                if self.held is not None:
+                    self.held.add(part, (label, kept))
+            except InvalidInput:
+                self.held = None
 
     def states(self, known: Known) -> States:
-        """What calls are given that have not learnt yet: the same bits as by reading the rows again."""
-        parts = []
-        for part in self.held.numbers:
+        """What calls are given that have not learnt yet: the same bits as by reading the rows again, if they are held."""
+        parts, held = [], self.held or Spill()
+        for part in held.numbers:
             blocks = []
-            for label, given in self.held.look(part):
+            for label, given in held.look(part):
                 with placed_in(label), fixed_order():
                     blocks.append(given.told(self.asked, self.factors, known)[1])
             parts.append(reduce(merged_states, blocks))

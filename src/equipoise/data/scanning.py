@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -35,7 +34,7 @@ from equipoise.data.scanned import ENOUGH, Scan
 from equipoise.data.source import Executor, in_order
 from equipoise.data.stored import Learnt
 from equipoise.data.taking import every_row_missing, weightless
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.errors import InvalidInput, warn
 
 __all__ = ["bytes_in", "scan"]
 
@@ -149,10 +148,7 @@ def scan(
     told = all(part.identity is not None for part in found.parts)
     encoder: Any = column_encoder(asked, lessons, shape) if shape else row_encoder(asked, lessons, transforms, told)
     if lessons.dropped:
-        warnings.warn(
-            f"{lessons.dropped} of {sum(lessons.rows)} rows with missing values were left out.",
-            EquipoiseWarning, stacklevel=2,
-        )  # fmt: skip
+        warn(f"{lessons.dropped} of {sum(lessons.rows)} rows with missing values were left out.")
     made: Any = Scan(
         parts=_placed(found, lessons),
         encoder=encoder,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from os.path import isfile
@@ -24,7 +23,7 @@ from equipoise.data.marks import named_columns
 from equipoise.data.spelling import spellings
 from equipoise.data.taking import Taking, every_row_missing, taking_part, weightless
 from equipoise.data.wording import brief, listed, placed_in
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.errors import InvalidInput, warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -166,9 +165,7 @@ def table(
     left, right, spec = _matrices(sides, values, reading, functions, part.times)
     left, right, part = _finite_sides(left, right, part, missing, reading)
     if part.dropped:
-        warnings.warn(
-            f"{part.dropped} of {len(frame)} rows with missing values were left out.", EquipoiseWarning, stacklevel=2
-        )
+        warn(f"{part.dropped} of {len(frame)} rows with missing values were left out.")
     right, shift = without_offset(right, reading.offsets)
     beside_rows: dict[str, Any] = {**part.numbers, **part.marked}
     if shift is not None:

@@ -20,7 +20,7 @@ from equipoise.arrays import Array
 from equipoise.calibration.calibration import Calibration, calibrate
 from equipoise.checks import is_number, one_of, probability, shown
 from equipoise.data.arrays import rows
-from equipoise.errors import EquipoiseWarning, FitFailed, InfeasibleTarget, InvalidInput
+from equipoise.errors import EquipoiseWarning, FitFailed, InfeasibleTarget, InvalidInput, warn
 from equipoise.interop.scales import gamma_shape, residual_scale
 from equipoise.interop.softmax import contrasts, softmax
 from equipoise.models.glm import glm
@@ -90,12 +90,10 @@ class _Calibrated(BaseEstimator):  # type: ignore[misc]
         if found is not None:
             return found
         found = calibrate(model, data, target="posterior", ess=self.ess, seed=seed, progress=False)
-        warnings.warn(
+        warn(
             f"target: the {self.target} covariance of these rows has directions without variance (collinear columns, too "
             "few different rows, or residuals that vanish), so that the draws have the posterior's instead. To fix: drop "
-            "collinear columns, give more rows, or use target='posterior'.",
-            EquipoiseWarning,
-            stacklevel=3,
+            "collinear columns, give more rows, or use target='posterior'."
         )
         return found
 

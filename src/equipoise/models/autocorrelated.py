@@ -6,14 +6,13 @@ be summed side by side, in the same reading as anything else.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.errors import InvalidInput, warn
 from equipoise.models.covariance import folded
 from equipoise.models.passes import Beside
 from equipoise.models.problem import Block, Problem, Rowwise
@@ -137,9 +136,7 @@ def _require_order(series: Series, source: Any) -> None:
             f"{source.row_name(early)}, which is earlier than the one before", "sort the files by it",
         )  # fmt: skip
     if ties:
-        warnings.warn(
+        warn(
             f"HAC: {ties} rows have the time of the row before them; they were taken in the order of the table, each as "
-            "a time of its own. For several units observed over time use clusters.",
-            EquipoiseWarning,
-            stacklevel=2,
+            "a time of its own. For several units observed over time use clusters."
         )

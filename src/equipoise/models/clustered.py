@@ -5,7 +5,6 @@ Sums of scores take G·D numbers for G clusters, those of curvatures G·D²; clu
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -16,7 +15,7 @@ import numpy as np
 from equipoise.arrays import Array, Index
 from equipoise.data.arrays import Rows
 from equipoise.data.marks import Labels
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.errors import InvalidInput, warn
 from equipoise.linalg import symmetric
 from equipoise.models.covariance import Covariance, folded, left, pulled
 from equipoise.models.passes import Beside, Both, BothSums
@@ -213,11 +212,9 @@ def _jackknife(moments: Moments, counts: Array, scores: Array, bends: Array) -> 
         alone += not kept.all()
         moved[g] = root @ (axes[:, kept] @ ((axes[:, kept].T @ (root.T @ score)) / values[kept]))
     if alone:
-        warnings.warn(
+        warn(
             f"CRV3: without {alone} of the {len(counts)} clusters some parameters could not be estimated; along those "
-            "directions they stay where they are (a generalised inverse).",
-            EquipoiseWarning,
-            stacklevel=2,
+            "directions they stay where they are (a generalised inverse)."
         )
     return symmetric(moved.T @ moved)
 
@@ -232,10 +229,8 @@ def _repaired(matrix: Array, scale: Array) -> tuple[Array, float]:
     before, after = np.sqrt(np.maximum(np.diag(unit), 0.0)), np.sqrt(np.diag(raised))
     changed = float(np.max((after - before) / after))
     if changed > _CHANGED:
-        warnings.warn(
+        warn(
             f"two-way clusters: the matrix is not positive definite (smallest eigenvalue {values[0]:.2g} in units of the "
-            f"one-way variances), and was repaired: standard errors rose by up to {changed:.1%}.",
-            EquipoiseWarning,
-            stacklevel=2,
+            f"one-way variances), and was repaired: standard errors rose by up to {changed:.1%}."
         )
     return raised * np.outer(scale, scale), changed

@@ -5,7 +5,6 @@ With the fit repeated until both agree, they are those of the joint likelihood.
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from scipy.special import digamma, polygamma
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.data.source import Source
-from equipoise.errors import EquipoiseWarning, FitFailed
+from equipoise.errors import FitFailed, warn
 from equipoise.linalg import Total
 from equipoise.models.sums import counted, predictor, weighted
 
@@ -46,12 +45,10 @@ def require_inside(parameter: str, constant: float, response: str) -> None:
     warning.
     """
     if parameter == "dispersion" and np.log(constant) < _LEAST + 0.01:
-        warnings.warn(
+        warn(
             f"the counts {response} vary no more than Poisson's around their means: the dispersion of largest likelihood is "
             f"zero, and {np.exp(_LEAST):g} was taken, which is Poisson's. To be free of this: use eq.glm('poisson'), or pass "
-            "dispersion=.",
-            EquipoiseWarning,
-            stacklevel=2,
+            "dispersion=."
         )
     if parameter == "shape" and constant > _EXACT:
         raise FitFailed(

@@ -7,7 +7,6 @@ dispersion that was estimated enters through stacked scores: zero where the mean
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
@@ -17,7 +16,7 @@ from scipy.linalg import eigh
 from equipoise.arrays import Array
 from equipoise.checks import one_of, shown, whole
 from equipoise.data.arrays import Rows
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.errors import InvalidInput, warn
 from equipoise.linalg import added_form, symmetric
 from equipoise.models.autocorrelated import SeriesSums, series_pass, smoothed
 from equipoise.models.binding import verb
@@ -143,11 +142,9 @@ def robust(
     here = here.settled(theta)
     found = covariance(here, take_moments(here, values), kind, clusters, time, lags, small_sample)
     if found.rank < len(theta):
-        warnings.warn(
+        warn(
             f"{found.words}: with {len(theta)} parameters the matrix is singular. Standard errors and tests of fewer "
-            "parameters than clusters are as usual; a chain cannot have it as its covariance.",
-            EquipoiseWarning,
-            stacklevel=4,
+            "parameters than clusters are as usual; a chain cannot have it as its covariance."
         )
     return found.matrix
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from math import prod
 from typing import Protocol, runtime_checkable
 
 from equipoise.checks import whole
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.errors import InvalidInput, warn
 from equipoise.files import available_memory
 from equipoise.models.binding import verb
 from equipoise.models.problem import CUSTOM, Problem
@@ -64,7 +63,7 @@ def require_matrices(problem: Problem) -> None:
             alternative,
         )
     if hours > _LONG:
-        warnings.warn(f"{dim:,} parameters take {cost}. To be faster: {alternative}.", EquipoiseWarning, stacklevel=2)
+        warn(f"{dim:,} parameters take {cost}. To be faster: {alternative}.")
 
 
 def _short(value: float) -> str:

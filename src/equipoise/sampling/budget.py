@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
 
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.errors import InvalidInput, warn
 from equipoise.files import available_memory
 
 __all__ = ["announce", "is_long", "leverage_seconds", "predicted_seconds", "require_possible"]
@@ -57,4 +56,4 @@ def announce(seconds: float, resumable: bool, faster: str) -> None:
         length = f"{seconds / 3600:.1f} hours" if seconds > 7200 else f"{seconds / 60:.0f} minutes"
         advice = "" if resumable else "; give a checkpoint file to be able to stop and resume"
         quicker = f" To be faster: {faster}." if faster else ""
-        warnings.warn(f"sampling will take about {length}{advice}.{quicker}", EquipoiseWarning, stacklevel=4)
+        warn(f"sampling will take about {length}{advice}.{quicker}")

@@ -12,7 +12,6 @@ import io
 import json
 import os
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -23,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array
-from equipoise.errors import CheckpointMismatch, EquipoiseWarning
+from equipoise.errors import CheckpointMismatch, warn
 from equipoise.files import file_place, lock, raw_bytes, require_writable, sync_folder, unwritable
 from equipoise.sampling.journal import Damaged, Journal, Record
 
@@ -231,11 +230,9 @@ class Checkpoint:
     def _warn(self, error: OSError) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"checkpoint: {self.path.name} could not be written ({error.strerror}). The run goes on, and resumes from the "
-                "save before if it is stopped; later saves try again.",
-                EquipoiseWarning,
-                stacklevel=3,
+                "save before if it is stopped; later saves try again."
             )
 
 

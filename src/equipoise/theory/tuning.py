@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +11,7 @@ from scipy.linalg import cho_factor, cho_solve, eigh
 from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import checked_options, is_number, one_of, shown
-from equipoise.errors import EquipoiseWarning, InfeasibleTarget, InvalidInput
+from equipoise.errors import InfeasibleTarget, InvalidInput, warn
 from equipoise.linalg import in_fixed_order, symmetric
 from equipoise.theory.completion import MARGIN, Completion, largest_fidelity_step
 from equipoise.theory.dynamics import Dynamics
@@ -295,12 +294,10 @@ def _chosen(completion: Completion, structure: str, fidelity: float | None) -> A
 def _warn_of_remainder(predicted: Reshuffled) -> None:
     """Say that the law of epochs does not hold where the rows' different curvatures matter as much as their noise."""
     if predicted.remainder > _REMAINDER:
-        warnings.warn(
+        warn(
             "batches: the law of epochs leaves out what rows of different curvature add, about "
             f"{predicted.remainder:.0%} of the covariance here (law.remainder): the draws will be wider than the target. "
-            "To fix: use batches='independent', a narrower target, or pilot runs (refine=True in eq.calibrate).",
-            EquipoiseWarning,
-            stacklevel=3,
+            "To fix: use batches='independent', a narrower target, or pilot runs (refine=True in eq.calibrate)."
         )
 
 
@@ -319,12 +316,10 @@ def _warn_of_tails(completion: Completion, predicted: Stationary) -> None:
     size = smallest_batch(light, dynamics.batch_size, moments.n)
     remedies = [] if size is None else [f"batch_size={size} or more"]
     remedies += [] if dynamics.rule.weighted else ["batches='leverage'"]
-    warnings.warn(
+    warn(
         f"batch_size: with {dynamics.batch_size} rows the draws have the target covariance but heavier tails than a normal "
         f"law (predicted excess kurtosis {predicted.worst_kurtosis:.2g} in the worst direction). To fix: use "
-        f"{', or '.join(remedies) or 'a smaller step, by fidelity=0.9'}.",
-        EquipoiseWarning,
-        stacklevel=2,
+        f"{', or '.join(remedies) or 'a smaller step, by fidelity=0.9'}."
     )
 
 

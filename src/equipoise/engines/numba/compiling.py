@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import pickle
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import CellType, CodeType, FunctionType, ModuleType
@@ -25,7 +24,7 @@ from equipoise.engines.numba.kernel import EXACT, Fetch, Pull, fetch_rows, lift_
 from equipoise.engines.numba.table import Cells
 from equipoise.engines.random import add_normals, compiled, jit
 from equipoise.engines.rules import Draw, Shake, Urn, draw_any
-from equipoise.errors import EquipoiseWarning
+from equipoise.errors import warn
 from equipoise.families.family import ScalarFunction, exp, log1p
 
 __all__ = [
@@ -311,10 +310,8 @@ def _tell(reason: str) -> None:
     """Say once in a process why there is no cache: each loop would meet the same."""
     if not _TOLD:
         _TOLD.append(reason)
-        warnings.warn(
+        warn(
             f"NUMBA_CACHE_DIR: the compiled loop cannot be kept on disk or taken from there ({reason}). It was compiled in "
             "memory, which takes seconds in each process. To fix: empty that folder, make room on its disk, or set "
-            "NUMBA_CACHE_DIR to another.",
-            EquipoiseWarning,
-            stacklevel=2,
+            "NUMBA_CACHE_DIR to another."
         )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 
 from equipoise.arrays import Array
-from equipoise.errors import EquipoiseWarning
+from equipoise.errors import warn
 from equipoise.theory.dynamics import Epochs
 from equipoise.theory.tuning import Tuning
 
@@ -56,7 +54,7 @@ class Watch:
         for name, words in self.findings().items():
             if name not in self.told:
                 self.told.add(name)
-                warnings.warn(f"{name}: {words}", EquipoiseWarning, stacklevel=4)
+                warn(f"{name}: {words}")
 
     @property
     def noise(self) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import jax
@@ -12,7 +11,7 @@ from numpy.typing import ArrayLike
 from equipoise.arrays import Array
 from equipoise.checks import finite_array, instance, one_of, whole
 from equipoise.data.fields import Columns
-from equipoise.errors import EquipoiseWarning, InvalidInput
+from equipoise.errors import InvalidInput, warn
 from equipoise.linalg import FAINT
 from equipoise.models.binding import verb
 from equipoise.models.general.model import Model
@@ -113,10 +112,8 @@ def _enough(axes: Array, rank: int) -> Array:
             "check that the loss depends on its parameters",
         )
     if len(axes) < rank:
-        warnings.warn(
-            f"the subspace has {len(axes)} directions instead of rank={rank}: there are no more in which anything happens.",
-            EquipoiseWarning,
-            stacklevel=5,
+        warn(
+            f"the subspace has {len(axes)} directions instead of rank={rank}: there are no more in which anything happens."
         )
     return axes
 
