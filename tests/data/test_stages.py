@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -67,8 +69,13 @@ def test_what_a_plan_and_a_summary_say_of_files(many, tmp_path) -> None:
     assert auto.sampler == "control-variate"
     assert auto.reads.pools < 0.01 * plan.reads.pools
     assert any("passes over the files" in str(c) for c in auto.candidates if c.sampler == "sgmcmc")
-    cal = eq.calibrate(eq.glm("poisson"), source, draws=20, chains=2, progress=False)
+    fresh = eq.data.scan(many, "count ~ a + b", memory="3MB")
+    cal = eq.calibrate(eq.glm("poisson"), fresh, draws=20, chains=2, progress=False)
+    before, steps = re.search(r"Passes over data: (\d+) \+ (\d+) for the steps", str(cal.summary())).groups()
     assert "3 files, " in str(cal.summary())
+    assert int(before) + int(steps) == pytest.approx(
+        fresh.passes, abs=0.5
+    )  # the rows of few steps are in a part of them
     assert "3 files, " in cal.report(tmp_path / "page.html").read_text()
     assert eq.load(cal.save(tmp_path / "run.eqz")).plan.reads == cal.plan.reads
 

@@ -106,17 +106,18 @@ def summarise(calibration: Calibration, interval: float, method: str, exponentia
         },
         index=pd.Index(calibration.names),
     )
-    dynamics = calibration.tuning.dynamics
+    dynamics, reads = calibration.tuning.dynamics, plan.reads
+    passes = f"{plan.passes:,.1f}" if reads is None else f"{reads.passes:,.0f} + {reads.pools:,.0f} for the steps"
     header = (
         *((("Response", calibration.response),) if calibration.title.kind == "Family" else ()),
         (calibration.title.kind, calibration.title.name),
         ("Rows", f"{plan.moments.n:,}"),
-        *((("Files", str(plan.reads)),) if plan.reads is not None else ()),
+        *((("Files", str(reads)),) if reads is not None else ()),
         ("Target", plan.target.words),
         ("Sampler", sampler_name(calibration)),
         ("Batch size", f"{dynamics.batch_size:,}"),
         ("Chains x draws", f"{plan.chains} x {plan.draws:,}"),
-        ("Passes over data", f"{plan.passes:,.1f}"),
+        ("Passes over data", passes),
     )
     width = max(len(check.name) for check in diagnosis.checks)
     checks = tuple(f"{c.mark:<4} {c.name:<{width}}  {c.words}" for c in diagnosis.checks)
