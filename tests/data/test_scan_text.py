@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import equipoise as eq
@@ -155,3 +156,41 @@ def test_files_that_disagree_where_one_is_no_text(tmp_path) -> None:
     (tmp_path / "2.csv").write_bytes(b"y,x\n" + b"1,2.5\n" * 20 + b"1,\xff\xfe\n")
     with pytest.raises(InvalidInput, match=r"2\.csv.*invalid UTF8"):
         eq.data.scan(tmp_path, "y ~ x")
+
+
+@pytest.mark.parametrize(("encoding", "words"), [("latin-1", "can't decode byte 0xf6"), ("utf-16", "UTF-16")])
+def test_other_encodings_are_named(encoding, words, tmp_path) -> None:
+    (tmp_path / "1.csv").write_bytes("y,a,größe\n1,2,3\n2,4,4\n".encode(encoding))
+    with pytest.raises(InvalidInput, match=rf"1.csv: .*{words}.*To fix: save that file as UTF-8"):
+        eq.data.scan(tmp_path, "y ~ a")
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b" \r\n\r\n", b"y,a", b'"y";"a"\r\n'])
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz"])
+def test_text_files_without_rows(content, ending, tmp_path) -> None:
+    (tmp_path / "1.csv").write_text("y,a\n1,2\n2,4\n3,3\n")
+    (tmp_path / f"0{ending}").write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    assert eq.data.scan(tmp_path, "y ~ a").n == 3
+    (tmp_path / "1.csv").unlink()
+    with pytest.raises(InvalidInput, match=r"at least one row|made of columns of the files"):
+        eq.data.scan(tmp_path, "y ~ a + b")
+
+
+def test_a_file_without_rows_has_no_types(tmp_path) -> None:
+    some = pd.DataFrame({"y": [1.0, 2.0, 3.0], "a": [2.0, 4.0, 3.0]})
+    some.to_parquet(tmp_path / "1.parquet")
+    some[:0].astype(str).to_parquet(tmp_path / "0.parquet")
+    some[:0].astype({"a": "datetime64[ns]"}).to_feather(tmp_path / "2.feather")
+    assert eq.data.scan(tmp_path, "y ~ a").n == 3
+    some[:0][["y"]].to_parquet(tmp_path / "0.parquet")
+    with pytest.raises(InvalidInput, match=r"\['a'\], which .*0.parquet does not have"):
+        eq.data.scan(tmp_path, "y ~ a")
+
+
+def test_a_stream_of_what_arrow_does_not_know_is_named() -> None:
+    class Strange:
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            raise pa.ArrowInvalid("unsupported format string: '_pli128'")
+
+    with pytest.raises(InvalidInput, match="the stream: unsupported format string"):
+        eq.data.scan(Strange(), "y ~ a")

@@ -15,7 +15,7 @@ from equipoise.errors import InvalidInput
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Found"]
+__all__ = ["Found", "kind_of"]
 
 # Rows of a text file that are looked through at a time.
 _ROWS = 1 << 16
@@ -40,7 +40,7 @@ class Found:
             _require_columns(label, schema.names, columns, argument)
         for name in columns:
             known = [(label, schema.field(name).type) for label, schema in self.schemas]
-            kinds = [(label, kind, _kind(kind)) for label, kind in known if _kind(kind) != "nothing"]
+            kinds = [(label, kind, kind_of(kind)) for label, kind in known if kind_of(kind) != "nothing"]
             for label, kind, word in kinds:
                 if word != kinds[0][2]:
                     raise InvalidInput(
@@ -78,12 +78,12 @@ def _require_columns(label: str, names: Sequence[str], columns: Collection[str],
         )  # fmt: skip
 
 
-def _kind(given: pa.DataType) -> str:
+def kind_of(given: pa.DataType) -> str:
     """What a type is used as: numbers of any width are alike, and text is, whether stored by its levels or not."""
     from pyarrow import types
 
     if types.is_dictionary(given):
-        return _kind(given.value_type)
+        return kind_of(given.value_type)
     if types.is_integer(given) or types.is_floating(given) or types.is_decimal(given):
         return "number"
     if types.is_date(given) or types.is_timestamp(given):

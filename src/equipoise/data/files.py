@@ -5,16 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from glob import glob, has_magic
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from equipoise.checks import shown
-from equipoise.data.agreement import Found
+from equipoise.data.agreement import Found, kind_of
 from equipoise.data.batches import batch_rows
 from equipoise.data.parts import (
     ArrowPart,
@@ -26,6 +28,7 @@ from equipoise.data.parts import (
     Part,
     StreamPart,
     TablePart,
+    naming,
     unreadable,
 )
 from equipoise.data.wording import located
@@ -121,7 +124,9 @@ def paths_of(source: object) -> list[str]:
     elif os.path.isfile(path):
         return [path]
     else:
-        found = sorted(_unlooped(glob(path, recursive=True))) if has_magic(path) else []
+        matched = list(glob(path, recursive=True)) if has_magic(path) else []
+        below = (str(file) for folder in matched if os.path.isdir(folder) for file in _files_below(Path(folder)))
+        found = sorted(_unlooped({*matched, *below}))
         remedy = "check the path"
     if not found:
         raise InvalidInput("source", "files that exist", f"{shown(str(source))}, where there are none", remedy)
@@ -200,22 +205,21 @@ def _of_parquet(location: Location, constants: tuple[Constant, ...], chosen: Col
 
     with location.reading(), ParquetFile(location.path, filesystem=location.system) as file:
         about, schema = file.metadata, _with(file.schema_arrow, constants)
-    parts: list[Part] = []
-    groups: list[int] = []
-    first, rows = 0, 0
-    for k in range(about.num_row_groups):
-        count = about.row_group(k).num_rows
-        if count and (chosen is None or k in chosen):
-            groups.append(k)
-            rows += count
-        if groups and (rows >= _PART_ROWS or k == about.num_row_groups - 1):
-            start = first + count - rows if chosen is None else first
-            parts.append(
-                ParquetPart(location, tuple(groups), start, rows, _told(about, groups, schema, constants), constants)
-            )
-            groups, rows = [], 0
-        first += count
-    return Found(tuple(parts), ((location.path, schema),))
+        counts = [about.row_group(k).num_rows for k in range(about.num_row_groups)]
+        starts = [0, *accumulate(counts)]
+        runs: list[list[int]] = []
+        for k in range(len(counts)) if chosen is None else sorted(chosen):
+            first, last = (runs[-1][0], runs[-1][-1]) if runs else (k, k)
+            if counts[k] and runs and starts[k] == starts[last + 1] and starts[k] - starts[first] < _PART_ROWS:
+                runs[-1].append(k)
+            elif counts[k]:
+                runs.append([k])
+        told = [_told(about, groups, schema, constants) for groups in runs]
+    parts = tuple(
+        ParquetPart(location, tuple(run), starts[run[0]], starts[run[-1] + 1] - starts[run[0]], digest, constants)
+        for run, digest in zip(runs, told, strict=True)
+    )
+    return Found(parts, ((location.path, schema if parts else _of_nothing(schema)),))
 
 
 def _told(about: FileMetaData, groups: Sequence[int], schema: pa.Schema, constants: Iterable[Constant]) -> str:
@@ -226,7 +230,7 @@ def _told(about: FileMetaData, groups: Sequence[int], schema: pa.Schema, constan
         for j in range(group.num_columns):
             column = group.column(j)
             stats = column.statistics
-            told = None if stats is None else (stats.has_min_max and (stats.min, stats.max), stats.null_count)
+            told = None if stats is None else (stats.has_min_max and (stats.min_raw, stats.max_raw), stats.null_count)
             sizes = (group.num_rows, column.total_compressed_size, column.total_uncompressed_size)
             digest.update(repr((column.path_in_schema, sizes, told)).encode())
     return digest.hexdigest()
@@ -239,6 +243,13 @@ def _with(schema: pa.Schema, constants: Iterable[Constant]) -> pa.Schema:
         if name not in schema.names:
             schema = schema.append(pa.field(name, value.type))
     return schema
+
+
+def _of_nothing(schema: pa.Schema) -> pa.Schema:
+    """The columns of a file without rows: of no type, which none can disagree with."""
+    import pyarrow as pa
+
+    return pa.schema([(name, pa.null()) for name in schema.names])
 
 
 def _of_arrow(location: Location, constants: tuple[Constant, ...]) -> Found:
@@ -257,25 +268,31 @@ def _of_arrow(location: Location, constants: tuple[Constant, ...]) -> Found:
         if rows >= _PART_ROWS or k == len(counts) - 1:
             parts.append(ArrowPart(location, tuple(batches), first, rows, constants))
             first, batches, rows = first + rows, [], 0
-    return Found(tuple(parts), ((location.path, schema),))
+    return Found(tuple(parts), ((location.path, schema if sum(counts) else _of_nothing(schema)),))
 
 
 def _of_text(location: Location, constants: tuple[Constant, ...]) -> Found:
     """A text file, its types guessed from its first rows; a file without even a header has no columns to disagree."""
     import pyarrow as pa
 
-    if location.size == 0:
-        return Found((), ())
     with location.reading():
         with location.system.open_input_stream(location.path) as stream:
-            header = stream.read(1 << 16).split(b"\n")[0].decode("utf-8", errors="replace")
-        part = CSVPart(location, max(",;\t|", key=header.count), (), constants)
-        with part.reader(None, {}, threads=False) as reader:
+            start = stream.read(1 << 16)
+        if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise UnicodeError("UTF-16")
+        if not start.strip():
+            return Found((), ())
+        header, *others = start.split(b"\n")
+        names = header.decode("utf-8", errors="replace")
+        part = CSVPart(location, max(",;\t|", key=names.count), (), constants)
+        # without its end, a header alone is no table to Arrow
+        with part.reader(None, {}, threads=False, stream=None if others else pa.BufferReader(start + b"\n")) as reader:
             schema = reader.schema
-    # pandas leaves dates in a text file as they are written; bytes are text that is not UTF-8, which reading will tell
-    words = [pa.types.is_temporal(f.type) or pa.types.is_binary(f.type) for f in schema]
-    written = [(f.name, pa.string() if word else f.type) for f, word in zip(schema, words, strict=True)]
-    return Found((replace(part, types=tuple(written)),), ((location.path, _with(pa.schema(written), constants)),))
+        # pandas leaves dates in a text file as they are written; bytes are text that is not UTF-8, which reading will tell
+        words = [pa.types.is_temporal(f.type) or pa.types.is_binary(f.type) for f in schema]
+        written = [(f.name, pa.string() if word else f.type) for f, word in zip(schema, words, strict=True)]
+    parts = (replace(part, types=tuple(written)),) if others else ()
+    return Found(parts, ((location.path, _with(pa.schema(written), constants)),))
 
 
 def as_floats(found: Found, columns: Collection[str]) -> Found:
@@ -338,8 +355,9 @@ def _of_table(table: pa.Table) -> Found:
 def _of_stream(source: pa.RecordBatchReader) -> Found:
     import pyarrow as pa
 
-    with pa.RecordBatchReader.from_stream(source) as reader:
-        return Found((StreamPart(source),), (("the stream", reader.schema),))
+    part = StreamPart(source)
+    with naming(part.label), pa.RecordBatchReader.from_stream(source) as reader:
+        return Found((part,), ((part.label, reader.schema),))
 
 
 def _of_dataset(source: Dataset) -> Found:
@@ -347,24 +365,33 @@ def _of_dataset(source: Dataset) -> Found:
     try:
         fragments = list(source.get_fragments())
     except ValueError:  # one with a filter has none of its own
-        return Found((FragmentPart(source, "the dataset"),), (("the dataset", source.schema),))
+        part = FragmentPart(source, "the dataset after its filter", source.schema, _locations(source))
+        return Found((part,), ((part.label, source.schema),))
     return _joined(_of_fragment(fragment, source) for fragment in fragments)
+
+
+def _locations(source: Dataset) -> tuple[Location, ...]:
+    """The files that a dataset is made of, or the datasets that it is made of are."""
+    children = (location for child in getattr(source, "children", ()) for location in _locations(child))
+    return (*(Location.of(path, source.filesystem) for path in getattr(source, "files", ())), *children)
 
 
 def _of_fragment(fragment: Fragment, source: Dataset) -> Found:
     import pyarrow as pa
     from pyarrow import dataset
 
-    keys = dataset.get_partition_keys(fragment.partition_expression)
-    constants = tuple((name, pa.scalar(value, source.schema.field(name).type)) for name, value in keys.items())
-    if isinstance(fragment, dataset.ParquetFileFragment):
-        location = Location.of(fragment.path, fragment.filesystem)
+    schema = source.schema
+    if not getattr(fragment, "path", None):
+        return _of_table(fragment.to_table(schema=schema))
+    location = Location.of(fragment.path, fragment.filesystem)
+    with location.reading():
+        stored = fragment.physical_schema
+    alike = all(kind_of(stored.field(f.name).type) == kind_of(f.type) for f in schema if f.name in stored.names)
+    if isinstance(fragment, dataset.ParquetFileFragment) and alike:
+        keys = dataset.get_partition_keys(fragment.partition_expression)
+        constants = tuple((name, pa.scalar(value, schema.field(name).type)) for name, value in keys.items())
         return _of_parquet(location, constants, {group.id for group in fragment.row_groups})
-    if not hasattr(fragment, "path") or not fragment.path:
-        table = fragment.to_table() if not constants else pa.Table.from_batches(list(fragment.to_batches()))
-        return _of_table(table)
-    label = str(fragment.path)
-    return Found((FragmentPart(fragment, label),), ((label, _with(fragment.physical_schema, constants)),))
+    return Found((FragmentPart(fragment, location.path, schema, (location,)),), ((location.path, schema),))
 
 
 def _joined(found: Iterable[Found]) -> Found:

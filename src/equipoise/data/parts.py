@@ -34,6 +34,7 @@ __all__ = [
     "Part",
     "StreamPart",
     "TablePart",
+    "naming",
     "numbered",
     "unreadable",
 ]
@@ -119,21 +120,24 @@ class Location:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Raise, naming the file, if it has changed since it was found or cannot be read."""
-        try:
+        self.require_same()
+        with naming(self.path):
+            yield
+
+    def require_same(self) -> None:
+        """Raise if the file has changed since it was found."""
+        with naming(self.path):
             info = self.system.get_file_info(self.path)
-        except OSError as error:
-            raise unreadable(self.path, error) from error
         if (info.size, info.mtime_ns or 0) != (self.size, self.time):
             raise InvalidInput(
                 "data", "the same files at every pass", f"{located(self.path)}, which changed or vanished since it was opened",
                 "wait until nobody writes to it, and scan it again",
             )  # fmt: skip
-        with _named(self.path):
-            yield
 
 
 @contextmanager
-def _named(label: str) -> Iterator[None]:
+def naming(label: str) -> Iterator[None]:
+    """Raise, naming what is read, if it cannot be."""
     import pyarrow as pa
 
     try:
@@ -144,7 +148,8 @@ def _named(label: str) -> Iterator[None]:
 
 def unreadable(label: str, error: Exception) -> InvalidInput:
     """The error for a file that cannot be read."""
-    return InvalidInput("data", "made of readable files", f"{located(label)}: {brief(error, 200)}", "check that file")
+    remedy = "save that file as UTF-8" if isinstance(error, UnicodeError) else "check that file"
+    return InvalidInput("data", "made of readable files", f"{located(label)}: {brief(error, 200)}", remedy)
 
 
 @dataclass(frozen=True)
@@ -323,17 +328,22 @@ class TablePart:
     def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
         """Slices of the columns."""
         table = self.table.select(list(columns))
-        with _named(self.label):
+        with naming(self.label):
             for start in range(0, table.num_rows, rows):
                 yield as_pandas(table.slice(start, rows))
 
 
 @dataclass(frozen=True)
 class FragmentPart:
-    """A fragment of a dataset that is not made of Parquet files, or a whole dataset with a filter of its own."""
+    """A fragment of a dataset that is not read by its row groups, or a whole dataset with a filter of its own.
+
+    `schema` is the dataset's, which may be another than that of its files.
+    """
 
     fragment: Any
     label: str
+    schema: pa.Schema
+    locations: tuple[Location, ...]
     first: int = 0
     count: None = None
     identity: None = None
@@ -341,10 +351,19 @@ class FragmentPart:
     def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
         """Tables of the columns, few of them read ahead."""
         import pyarrow as pa
+        from pyarrow.dataset import Fragment
 
-        with _named(self.label):
+        for location in self.locations:
+            location.require_same()
+        typed = {"schema": self.schema} if isinstance(self.fragment, Fragment) else {}
+        with naming(self.label):
             batches = self.fragment.to_batches(
-                columns=list(columns), batch_size=rows, batch_readahead=1, fragment_readahead=1, use_threads=False
+                columns=list(columns),
+                batch_size=rows,
+                batch_readahead=1,
+                fragment_readahead=1,
+                use_threads=False,
+                **typed,
             )
             for table in regular((pa.Table.from_batches([_sound(batch)]) for batch in batches), rows):
                 yield as_pandas(table)
@@ -364,7 +383,7 @@ class StreamPart:
         """Tables of the columns, a batch at a time."""
         import pyarrow as pa
 
-        with _named(self.label), pa.RecordBatchReader.from_stream(self.source) as reader:
+        with naming(self.label), pa.RecordBatchReader.from_stream(self.source) as reader:
             tables = (pa.Table.from_batches([batch]).select(list(columns)) for batch in reader)
             for table in regular(tables, rows):
                 yield as_pandas(table)

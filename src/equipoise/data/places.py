@@ -13,8 +13,8 @@ __all__ = ["files_of", "row_name", "where"]
 
 def files_of(parts: Sequence[Placed]) -> dict[str, int]:
     """The files that parts are of, with their sizes."""
-    found = (getattr(placed.part, "location", None) for placed in parts)
-    return {location.path: location.size for location in found if isinstance(location, Location)}
+    told = (getattr(placed.part, "locations", (getattr(placed.part, "location", None),)) for placed in parts)
+    return {location.path: location.size for every in told for location in every if isinstance(location, Location)}
 
 
 def where(parts: Sequence[Placed]) -> str:
