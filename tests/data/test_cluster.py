@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import pickle
 import signal
 import threading
 import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
@@ -47,6 +51,44 @@ def local(workers: int, processes: bool = True):
 def client():
     with local(2) as cluster, distributed.Client(cluster) as found:
         yield found
+
+
+def _loss(p, row):
+    eta = p["a"] + row["x"] @ p["b"]
+    return jnp.exp(eta) - row["y"] * eta
+
+
+@pytest.mark.parametrize("where", ["threads", "processes", "cluster"])
+def test_losses_of_ones_own_are_summed_in_double_precision_everywhere(where, folder, request) -> None:
+    """Also without a name, and compiled once in every process."""
+    model = eq.Model(lambda p, row: _loss(p, row), init={"a": 0.0, "b": np.zeros(2)})
+    asked = {"columns": {"x": ["a", "b"], "y": "y"}, "clusters": "firm"}
+    here = eq.data.scan(folder, **asked)
+    expected = eq.fit(model, here)
+    with ExitStack() as stack:
+        if where == "cluster":
+            pool = request.getfixturevalue("client")
+        elif where == "threads":
+            pool = stack.enter_context(ThreadPoolExecutor(2))
+        else:
+            pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")))
+        there = eq.data.scan(folder, **asked, executor=pool)
+        found = eq.fit(model, there)
+        np.testing.assert_array_equal(found.theta, expected.theta)
+        assert there.passes == here.passes
+        moments = [eq.moments(model, source, expected) for source in (here, there)]
+        for name in ("hessian", "score_cov"):
+            np.testing.assert_array_equal(*(getattr(each, name) for each in moments))
+        np.testing.assert_array_equal(
+            *(eq.robust(model, source, expected.theta, kind="CRV1", clusters="firm") for source in (here, there))
+        )
+
+
+def test_a_model_is_unpacked_once_in_a_process() -> None:
+    model = eq.Model(_loss, init={"a": 0.0, "b": np.zeros(2)})
+    packed = pickle.dumps(model)
+    assert pickle.loads(packed) is pickle.loads(packed)
+    np.testing.assert_array_equal(pickle.loads(packed).init["b"], model.init["b"])
 
 
 class Sums(NamedTuple):

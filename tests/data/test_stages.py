@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -51,6 +52,40 @@ def test_a_killed_stage_goes_on_with_the_pass_it_was_in(target, many, readings, 
     (tmp_path / "run.passes").write_bytes(b"PK nothing")
     with pytest.raises(eq.InvalidInput, match=r"run.passes, which is damaged.*delete that file"):
         eq.calibrate(eq.glm("poisson"), source, **options)
+
+
+def _loss(p, row):
+    eta = p["a"] + row["x"] @ p["b"]
+    return jnp.exp(eta) - row["y"] * eta
+
+
+def test_a_loss_of_ones_own_is_carried_on_too_unless_it_was_edited(many, tmp_path, monkeypatch) -> None:
+    options = {"target": "CRV1", "draws": 20, "chains": 2, "progress": False, "checkpoint": tmp_path / "run"}
+    summed, made = Passage.summed, []
+
+    def killed(self, f, width):
+        made.append(f)
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        return summed(self, f, width)
+
+    def run(loss, **others):
+        source = eq.data.scan(many, columns={"x": ["a", "b"], "y": "count"}, clusters="firm")
+        model = eq.Model(loss, init={"a": 0.0, "b": np.zeros(2)})
+        return eq.calibrate(model, source, **{**options, **others}), source
+
+    monkeypatch.setattr(Passage, "summed", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(_loss)
+    monkeypatch.setattr(Passage, "summed", summed)
+    edited = lambda p, row: _loss(p, row) + 1e-3 * p["a"] ** 2  # noqa: E731
+    for loss, fewer in ((edited, 0), (_loss, 3), (lambda p, row: _loss(p, row), 3)):
+        (expected, whole), path = run(loss, checkpoint=None), tmp_path / f"again-{fewer}"
+        path.with_name(f"{path.name}.passes").write_bytes((tmp_path / "run.passes").read_bytes())
+        found, source = run(loss, checkpoint=path)
+        np.testing.assert_array_equal(found.draws, expected.draws)
+        assert source.passes == pytest.approx(whole.passes - fewer)
+        path.unlink()
 
 
 def test_what_a_plan_and_a_summary_say_of_files(many, tmp_path) -> None:

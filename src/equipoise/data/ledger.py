@@ -107,7 +107,8 @@ def _taken(item: object, arrays: list[NDArray[np.generic]]) -> None:
             _taken(part, arrays)
     elif isinstance(item, tuple):
         arrays.append(np.array(len(item)))
-        arrays.extend(np.asarray(part) for part in item)
+        for part in item:
+            _taken(part, arrays)
     elif hasattr(item, "arrays"):
         arrays.extend(cast(Any, item).arrays)
     else:
@@ -120,7 +121,7 @@ def _filled(like: object, arrays: Iterator[NDArray[np.generic]]) -> object:
         parts = [_filled(part, arrays) for part in cast(tuple[object, ...], like)]
         return cast(Any, type(like))(*parts)
     if isinstance(like, tuple):
-        return tuple(next(arrays) for _ in range(int(next(arrays))))
+        return tuple(_filled(like[0] if like else None, arrays) for _ in range(int(next(arrays))))
     if hasattr(like, "arrays"):
         made = cast(Any, like)
         return type(made)(*(next(arrays) for _ in made.arrays))

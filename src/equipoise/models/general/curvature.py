@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -18,7 +18,9 @@ from equipoise.theory.curvature import emphasis
 from equipoise.theory.expansion import FullExpansion, expanded_rows
 
 if TYPE_CHECKING:
-    from equipoise.models.general.problem import GeneralProblem, Padded
+    from equipoise.models.general.functions import Functions
+    from equipoise.models.general.passes import OfBlock, Padded
+    from equipoise.models.general.problem import GeneralProblem
     from equipoise.theory.curvature import ImagePass
 
 __all__ = ["GeneralCurvature", "Leverage"]
@@ -80,43 +82,20 @@ class GeneralCurvature:
         if not self.problem.source.in_memory:
             return symmetric(self._from_files(S).quadratic) / self.problem.source.n
         with jax.enable_x64(True):
-            return symmetric(self.problem.reduce(self._products(S), self._written).total) / self.problem.source.n
+            f = partial(_products, self.theta, self.drawn, S)
+            return symmetric(self.problem.reduce(f, self._written).total) / self.problem.source.n
 
-    def _products(self, S: Array) -> Callable[[Padded], Total]:
-        def products(b: Padded) -> Total:
-            J = np.asarray(self.problem.functions.hessians(self.theta, b.rows))[: b.size]
-            left = J * self._shares(b, J)[:, None, None]
-            return Total(np.einsum("nij,njk->ik", left @ S, J, optimize=True))
-
-        return products
-
-    def _bends(self, S: Array) -> Callable[[Padded], Total]:
-        values, vectors = np.linalg.eigh(symmetric(S))
-
-        def bend(b: Padded) -> Total:
-            return Total(np.array(self.problem.functions.bend_gradient(self.theta, b.rows, b.mask, values, vectors.T)))
-
-        return bend
+    def _bends(self, S: Array) -> OfBlock[Total]:
+        return partial(_bends, self.theta, *np.linalg.eigh(symmetric(S)))
 
     def _from_files(self, S: Array) -> _FileSums:
         """What `quadratic` and `third` sum up, and rows that stand for all, from one reading; the last ones are kept."""
         key = S.tobytes()
         if key not in self._last:
-            bends = self._bends(S)
             chances = Chances.of(self.sampled(_LOT)._every_size(S), self.problem.source.n)
-
-            def both(b: Padded) -> _FileSums:
-                J = np.asarray(self.problem.functions.hessians(self.theta, b.rows))[: b.size]
-                left, v = J * self._shares(b, J)[:, None, None], _sizes(J, S)
-                quadratic = np.einsum("nij,njk->ik", left @ S, J, optimize=True)
-                chance = chances(v)
-                index = np.flatnonzero(lots(v) < chance)
-                leaves = (np.asarray(leaf)[: b.size][index] for leaf in jax.tree.leaves(b.rows))
-                kept = ((*leaves, b.counts[index], chance[index]),)
-                return _FileSums(quadratic, bends(b).total, float(b.counts @ v**4), kept)
-
+            f = partial(_from_file, self.theta, self.drawn, S, chances, self._bends(S))
             with jax.enable_x64(True):
-                found = self.problem.reduce(both, max(self._written, self._bent))
+                found = self.problem.reduce(f, max(self._written, self._bent))
             self._last.clear()
             self._last[key] = found
         return self._last[key]
@@ -132,21 +111,19 @@ class GeneralCurvature:
 
     def scatter(self) -> Array:
         """mean g_n g_nᵀ."""
-
-        def products(b: Padded) -> Total:
-            g = np.asarray(self.problem.functions.scores(self.theta, b.rows))[: b.size]
-            return Total((g * self._shares(b)[:, None]).T @ g)
-
         with jax.enable_x64(True):
             width = self.problem.functions.scored if self.drawn is None else self._width
-            return symmetric(self.problem.reduce(products, width).total) / self.problem.source.n
+            f = partial(_scatter, self.theta, self.drawn)
+            return symmetric(self.problem.reduce(f, width).total) / self.problem.source.n
 
     def leverages(self, inverse: Array) -> Array:
         """|tr(H⁻¹ J_n)| of every observation: exact, or with many parameters an estimate, the same at every call."""
         drawn = self._lottery(inverse)
         with jax.enable_x64(True), fixed_order():
-            every = self.problem.each(self._width)
-            return np.concatenate([np.repeat(self._leverage(b, drawn), b.counts.astype(np.int64)) for b in every])
+            found = (
+                (_leverage(self.theta, drawn, self.problem.functions, b), b) for b in self.problem.each(self._width)
+            )
+            return np.concatenate([np.repeat(each, b.counts.astype(np.int64)) for each, b in found])
 
     def leveraged(self, inverse: Array, hessian: Array) -> GeneralCurvature:
         """The same for rows drawn by leverage."""
@@ -173,19 +150,6 @@ class GeneralCurvature:
         """Numbers that third derivatives along several directions take of it, where rows are added up."""
         return self.problem.model.structure.summed(DIRECTIONS) * _SEVERAL
 
-    def _shares(self, b: Padded, J: Array | None = None) -> Array:
-        """What each row of a block counts for: its observations, times 1/(N p_n) where they are drawn by leverage."""
-        return b.counts if self.drawn is None else b.counts * self.drawn.emphasis(self._leverage(b, self.drawn, J))
-
-    def _leverage(self, b: Padded, drawn: Leverage, J: Array | None = None) -> Array:
-        """Leverages of a block of rows, whose Hessians may be known."""
-        functions = self.problem.functions
-        if drawn.directions is not None:
-            images = np.asarray(functions.products(self.theta, b.rows, drawn.directions))[: b.size]
-            return np.abs(np.einsum("nkd,kd->n", images, drawn.directions))
-        J = np.asarray(functions.hessians(self.theta, b.rows))[: b.size] if J is None else J
-        return np.abs(np.einsum("nij,ij->n", J, drawn.inverse))
-
     def third(self, S: Array) -> Array:
         """∇³L[S], the regulariser's share included: the gradient of tr(∇²L S)."""
         with jax.enable_x64(True):
@@ -199,14 +163,9 @@ class GeneralCurvature:
 
     def third_along(self, vectors: Array) -> Array:
         """∇³L[v, v, ·], the regulariser's share included."""
-        functions = self.problem.functions
-
-        def bends(b: Padded) -> Total:
-            return Total(np.array(functions.bends(self.theta, b.rows, b.mask, vectors)))
-
         with jax.enable_x64(True):
-            total = self.problem.reduce(bends, self._bent).total
-            penalty = functions.penalty_bends(self.theta, vectors)
+            total = self.problem.reduce(partial(_bends_along, self.theta, vectors), self._bent).total
+            penalty = self.problem.functions.penalty_bends(self.theta, vectors)
         return total / self.problem.source.n + penalty / self.problem.n
 
     def expansion(self, basis: Array) -> FullExpansion:
@@ -218,7 +177,9 @@ class GeneralCurvature:
                 of_rows = (functions.scores, functions.hessians, functions.thirds)
                 g, J, T = (np.asarray(f(self.theta, b.rows))[: b.size] for f in of_rows)
                 weights = (
-                    np.ones(b.size) if self.drawn is None else self.drawn.emphasis(self._leverage(b, self.drawn, J))
+                    np.ones(b.size)
+                    if self.drawn is None
+                    else self.drawn.emphasis(_leverage(self.theta, self.drawn, functions, b, J))
                 )
                 parts.append((g @ basis, basis.T @ J @ basis, _turned(T, basis), weights, b.counts / some.source.n))
             prior = _turned(functions.penalty_third(self.theta), basis) / some.n
@@ -227,14 +188,9 @@ class GeneralCurvature:
 
     def images(self, vectors: Array, root: Array, f: ImagePass[Sums]) -> Sums:
         """Σ f(Rᵀ J_n v)."""
-
-        def made(b: Padded) -> Sums:
-            found = np.asarray(self.problem.functions.products(self.theta, b.rows, vectors))[: b.size]
-            weights = None if self.drawn is None else self.drawn.emphasis(self._leverage(b, self.drawn))
-            return f(found.transpose(1, 0, 2) @ root, weights, b.counts)
-
         with jax.enable_x64(True):
             width = self.problem.model.structure.apart(len(vectors))
+            made = partial(_images, self.theta, self.drawn, vectors, root, f)
             return self.problem.reduce(made, width if self.drawn is None else max(width, self._width))
 
     def sampled(self, count: int) -> GeneralCurvature:
@@ -258,16 +214,89 @@ class GeneralCurvature:
 
     def cross(self, basis: Array) -> Array:
         """mean J_n r rᵀ g_n for every column r of a basis, by Hessian-vector products."""
-        functions = self.problem.functions
-
-        def against(b: Padded) -> Total:
-            scores = np.asarray(functions.scores(self.theta, b.rows))[: b.size]
-            images = np.asarray(functions.products(self.theta, b.rows, basis.T))[: b.size]
-            return Total(np.einsum("nkd,nk->dk", images, b.counts[:, None] * (scores @ basis)))
-
         with jax.enable_x64(True):
             width = self.problem.model.structure.apart(basis.shape[1])
-            return self.problem.reduce(against, width).total / self.problem.source.n
+            return self.problem.reduce(partial(_cross, self.theta, basis), width).total / self.problem.source.n
+
+
+# --- What passes make of a block ---------------------------------------------------------------------
+
+
+def _leverage(theta: Array, drawn: Leverage, functions: Functions, b: Padded, J: Array | None = None) -> Array:
+    """Leverages of a block of rows, whose Hessians may be known."""
+    if drawn.directions is not None:
+        images = np.asarray(functions.products(theta, b.rows, drawn.directions))[: b.size]
+        return np.abs(np.einsum("nkd,kd->n", images, drawn.directions))
+    return _sizes(_hessians(theta, functions, b) if J is None else J, drawn.inverse)
+
+
+def _shares(theta: Array, drawn: Leverage | None, functions: Functions, b: Padded, J: Array | None = None) -> Array:
+    """What each row of a block counts for: its observations, times 1/(N p_n) where they are drawn by leverage."""
+    return b.counts if drawn is None else b.counts * drawn.emphasis(_leverage(theta, drawn, functions, b, J))
+
+
+def _hessians(theta: Array, functions: Functions, b: Padded) -> Array:
+    return np.asarray(functions.hessians(theta, b.rows))[: b.size]
+
+
+def _quadratic(theta: Array, drawn: Leverage | None, S: Array, J: Array, functions: Functions, b: Padded) -> Array:
+    left = J * _shares(theta, drawn, functions, b, J)[:, None, None]
+    return np.einsum("nij,njk->ik", left @ S, J, optimize=True)
+
+
+def _products(theta: Array, drawn: Leverage | None, S: Array, functions: Functions, b: Padded) -> Total:
+    return Total(_quadratic(theta, drawn, S, _hessians(theta, functions, b), functions, b))
+
+
+def _bends(theta: Array, values: Array, vectors: Array, functions: Functions, b: Padded) -> Total:
+    return Total(np.array(functions.bend_gradient(theta, b.rows, b.mask, values, vectors.T)))
+
+
+def _bends_along(theta: Array, vectors: Array, functions: Functions, b: Padded) -> Total:
+    return Total(np.array(functions.bends(theta, b.rows, b.mask, vectors)))
+
+
+def _from_file(
+    theta: Array,
+    drawn: Leverage | None,
+    S: Array,
+    chances: Chances,
+    bends: OfBlock[Total],
+    functions: Functions,
+    b: Padded,
+) -> _FileSums:
+    J = _hessians(theta, functions, b)
+    quadratic, v = _quadratic(theta, drawn, S, J, functions, b), _sizes(J, S)
+    chance = chances(v)
+    index = np.flatnonzero(lots(v) < chance)
+    leaves = (np.asarray(leaf)[: b.size][index] for leaf in jax.tree.leaves(b.rows))
+    kept = ((*leaves, b.counts[index], chance[index]),)
+    return _FileSums(quadratic, bends(functions, b).total, float(b.counts @ v**4), kept)
+
+
+def _scatter(theta: Array, drawn: Leverage | None, functions: Functions, b: Padded) -> Total:
+    g = np.asarray(functions.scores(theta, b.rows))[: b.size]
+    return Total((g * _shares(theta, drawn, functions, b)[:, None]).T @ g)
+
+
+def _images(
+    theta: Array,
+    drawn: Leverage | None,
+    vectors: Array,
+    root: Array,
+    f: ImagePass[Sums],
+    functions: Functions,
+    b: Padded,
+) -> Sums:
+    found = np.asarray(functions.products(theta, b.rows, vectors))[: b.size]
+    weights = None if drawn is None else drawn.emphasis(_leverage(theta, drawn, functions, b))
+    return f(found.transpose(1, 0, 2) @ root, weights, b.counts)
+
+
+def _cross(theta: Array, basis: Array, functions: Functions, b: Padded) -> Total:
+    scores = np.asarray(functions.scores(theta, b.rows))[: b.size]
+    images = np.asarray(functions.products(theta, b.rows, basis.T))[: b.size]
+    return Total(np.einsum("nkd,nk->dk", images, b.counts[:, None] * (scores @ basis)))
 
 
 def _sizes(J: Array, S: Array) -> Array:

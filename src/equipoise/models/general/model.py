@@ -6,14 +6,15 @@ arguments of compiled functions, in blocks of rows, so memory stays O(block · D
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
-from typing import TYPE_CHECKING
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, cast
 
 from equipoise.arrays import Array
 from equipoise.cards import Card
-from equipoise.checks import checked_fields, one_of, whole
+from equipoise.checks import checked_fields, one_of, users_code, whole
 from equipoise.engines.jax.projection import Traced, Tree
 from equipoise.errors import InvalidInput
 from equipoise.models.general.functions import Functions
@@ -101,9 +102,16 @@ class Model(Card):
             "use evaluate(function, data), or cal.draws",
         )
 
-    def __getstate__(self) -> dict[str, object]:
-        # compiled functions are made anew where they are needed
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+    def __reduce__(self) -> tuple[Callable[[bytes], Model], tuple[bytes]]:
+        # compiled functions are made anew where they are needed, once in every process
+        return _unpacked, (self._packed,)
+
+    @cached_property
+    def _packed(self) -> bytes:
+        given = type(self), {f.name: getattr(self, f.name) for f in fields(self)}
+        remedy = "define the loss at the top of a module, not as a lambda, or install cloudpickle"
+        with users_code("model", "one that can be sent to other processes", remedy):
+            return _pickler().dumps(given)
 
     @cached_property
     def structure(self) -> Structure:
@@ -167,3 +175,19 @@ class Model(Card):
     def prior(self) -> Prior:
         """The Gaussian prior, checked."""
         return gaussian_prior(self.structure, self.prior_precision, self.prior_mean, self.regularizer is None)
+
+
+@lru_cache(maxsize=8)
+def _unpacked(packed: bytes) -> Model:
+    """The model of these bytes: the same one each time, so that it is compiled once."""
+    kind, given = pickle.loads(packed)
+    return cast(Model, kind(**given))
+
+
+def _pickler() -> Any:
+    """What packs functions of the user's own: where there is cloudpickle, those without a name too."""
+    try:
+        import cloudpickle  # type: ignore[import-untyped]
+    except ImportError:
+        return pickle
+    return cloudpickle

@@ -7,9 +7,11 @@ nothing is compiled twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, NoReturn, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -20,21 +22,21 @@ from equipoise.cards import Card
 from equipoise.checks import part_size
 from equipoise.data.fields import Columns
 from equipoise.data.scanned import Scan
-from equipoise.data.source import Source
+from equipoise.data.source import Source, digest_of
 from equipoise.engines.engine import Coupling, Engine, Guard
 from equipoise.engines.queue import require_queue
 from equipoise.engines.rules import QUEUEINGS
 from equipoise.errors import InvalidInput
-from equipoise.linalg import FLAT, Sums, Total, curvature_axes, symmetric
+from equipoise.linalg import FLAT, Sums, curvature_axes, symmetric
 from equipoise.models.general.curvature import GeneralCurvature
 from equipoise.models.general.factored import FactoredCurvature, factored_curvature
+from equipoise.models.general.passes import OfBlock, Padded, PaddedPass, bend, loss, scored, slope, together
 from equipoise.models.general.products import diagonal, product
 from equipoise.models.general.rowwise import GeneralRowwise
 from equipoise.models.general.search import GeneralSearch
 from equipoise.models.general.stored import StoredCurvature, subspace_curvature
 from equipoise.models.general.structure import Structure
 from equipoise.models.general.tracing import only_glm, require_scalar
-from equipoise.models.passes import BothSums
 from equipoise.models.problem import Derivatives
 from equipoise.theory.curvature import emphasis
 from equipoise.theory.moments import Moments
@@ -46,33 +48,10 @@ if TYPE_CHECKING:
 
 __all__ = ["GeneralProblem", "Padded"]
 
-_SOME = 1000  # rows that stand for all where a loss is looked at
+_SOME, _FEW = 1000, 16  # rows that stand for all where a loss is looked at, and where it is told from others
 _SEVERAL = 8  # times the square root of the number of parameters: what a network keeps of a row
 # Rows are read once for all if more than this share of them is touched; and times their size that takes.
 _SHARE, _COPIES = 0.5, 4
-
-
-class Padded(NamedTuple):
-    """A block of rows in the user's structure, filled up to the common length.
-
-    `mask` is how many observations each stands for: none, where it only fills up. `size` is the number of rows that do
-    not, and `counts` the same of them.
-    """
-
-    rows: object
-    mask: jax.Array
-    size: int
-    counts: Array
-
-
-class _LossSums(NamedTuple):
-    value: float
-    gradient: Array
-
-
-class _ScoreSums(NamedTuple):
-    score: Array
-    scatter: Array
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,7 +154,7 @@ class GeneralProblem(Card):
 
     def rowwise(self, theta: Array) -> GeneralRowwise:
         """Scores and curvatures of single rows."""
-        return GeneralRowwise(self, theta)
+        return GeneralRowwise(self.bare, self.identity, theta)
 
     def identified(self, theta: Array) -> GeneralProblem:
         """The problem restricted to the directions its loss curves along at a minimiser, which is its new start.
@@ -202,24 +181,16 @@ class GeneralProblem(Card):
         """L, ∇L and ∇²L up to `order`."""
         functions, n, nothing = self.functions, self.source.n, np.zeros(0)
         with jax.enable_x64(True):
+            R = float(functions.penalty(theta)) / self.n
             if order == 0:
-                sums = self.reduce(
-                    lambda b: _LossSums(float(functions.value(theta, b.rows, b.mask)), nothing), self.summed
-                )
-                return Derivatives(sums.value / n + float(functions.penalty(theta)) / self.n, nothing, nothing)
-            R, dR = float(functions.penalty(theta)), np.asarray(functions.penalty_gradient(theta))
-
-            def slope(b: Padded) -> _LossSums:
-                value, gradient = functions.gradient(theta, b.rows, b.mask)
-                return _LossSums(float(value), np.array(gradient))
-
-            sums, J = (
-                self._with_hessian(slope, theta, self.summed)
-                if order > 1
-                else (self.reduce(slope, self.summed), nothing)
-            )
-            H = nothing if order == 1 else J + self._prior_hessian(theta)
-        return Derivatives(sums.value / n + R / self.n, sums.gradient / n + dR / self.n, H)
+                return Derivatives(self.reduce(partial(loss, theta), self.summed).value / n + R, nothing, nothing)
+            dR, f = np.asarray(functions.penalty_gradient(theta)) / self.n, partial(slope, theta)
+            if order == 1:
+                sums, H = self.reduce(f, self.summed), nothing
+            else:
+                sums, J = self._with_hessian(f, theta, self.summed)
+                H = J + self._prior_hessian(theta)
+        return Derivatives(sums.value / n + R, sums.gradient / n + dR, H)
 
     def product(self, theta: Array, v: Array) -> Array:
         """∇²L v, by derivatives of the gradient along v."""
@@ -231,16 +202,10 @@ class GeneralProblem(Card):
 
     def moments(self, theta: Array) -> Moments:
         """J, V, H and the curvature operator at θ."""
-        functions = self.functions
-
-        def scores(b: Padded) -> _ScoreSums:
-            g = np.asarray(functions.scores(theta, b.rows))[: b.size]
-            return _ScoreSums(b.counts @ g, (b.counts[:, None] * g).T @ g)
-
         with jax.enable_x64(True):
-            (sums, J), n = self._with_hessian(scores, theta, functions.scored), self.source.n
+            sums, J = self._with_hessian(partial(scored, theta), theta, self.functions.scored)
             H = symmetric(J + self._prior_hessian(theta))
-        mean = sums.score / n
+        mean, n = sums.score / self.source.n, self.source.n
         V = symmetric(sums.scatter / n - np.outer(mean, mean))
         return Moments(
             n=self.n,
@@ -308,16 +273,34 @@ class GeneralProblem(Card):
             longest = max(longest, block.height)
             yield self.padded(block, longest)
 
-    def reduce(self, f: Callable[[Padded], Sums], width: int) -> Sums:
+    def reduce(self, f: OfBlock[Sums], width: int) -> Sums:
         """Σ f over blocks of rows of one length, `width` numbers to be made of each row."""
-        longest = 0
+        longest = next(self.source.blocks(width)).height if self.source.in_memory else None
+        return self.source.reduce(PaddedPass(self.bare, self.identity, f, longest), width)
 
-        def padded(block: Columns) -> Sums:
-            nonlocal longest
-            longest = max(longest, block.height)
-            return f(self.padded(block, longest))
+    @property
+    def bare(self) -> Self:
+        """The same without its rows: what travels to where they are."""
+        return replace(self, source=cast(Any, None))
 
-        return self.source.reduce(padded, width)
+    @property
+    def identity(self) -> str:
+        """What passes over files are told apart by, where finished ones are kept."""
+        away = isinstance(self.source, Scan) and self.source.meter.ledger is not None
+        return self._written_out if away else ""
+
+    @cached_property
+    def _written_out(self) -> str:
+        """A digest of what the loss computes, up to second derivatives, and of its value and slope on a few rows."""
+        functions, start = self.functions, self.flatten(self.model.init)
+        with jax.enable_x64(True):
+            some = self.padded(next(self.source.sample(min(_FEW, self.source.n), None).blocks()), _FEW)
+            first = jax.tree.map(lambda a: a[0], some.rows)
+            bent = lambda t: jax.jvp(lambda u: jax.grad(functions.row)(u, first), (t,), (jnp.ones_like(t),))  # noqa: E731
+            made = jax.make_jaxpr(bent)(start)
+            numbers = jax.tree.leaves((functions.gradient(start, some.rows, some.mask), made.consts))
+        text = re.sub(r"0x[0-9a-f]+", "", str(made.jaxpr))  # where a function lies in memory
+        return digest_of([np.frombuffer(text.encode(), np.uint8), *map(np.asarray, numbers)])
 
     def padded(self, block: Columns, length: int) -> Padded:
         """A block as JAX takes it, its last row repeated until it has `length`; call it in float64."""
@@ -326,20 +309,13 @@ class GeneralProblem(Card):
         mask = jnp.asarray(np.append(counts, np.zeros(length - size)))
         return Padded(jax.tree.unflatten(self.tree, [jnp.asarray(leaf) for leaf in leaves]), mask, size, counts)
 
-    def _with_hessian(self, f: Callable[[Padded], Sums], theta: Array, width: int) -> tuple[Sums, Array]:
+    def _with_hessian(self, f: OfBlock[Sums], theta: Array, width: int) -> tuple[Sums, Array]:
         """Σ f, which makes `width` numbers of each row, and the mean Hessian; of files, in one pass. Call it in float64."""
-
-        def bend(b: Padded) -> Total:
-            return Total(np.array(self.functions.hessian(theta, b.rows, b.mask)))
-
-        def both(b: Padded) -> BothSums:
-            return BothSums(f(b), bend(b))
-
-        across = self.model.structure.summed(theta.size)
+        across, bent = self.model.structure.summed(theta.size), partial(bend, theta)
         if self.source.in_memory:
-            sums, hessian = self.reduce(f, width), self.reduce(bend, across).total
+            sums, hessian = self.reduce(f, width), self.reduce(bent, across).total
         else:
-            sums, (hessian,) = self.reduce(both, max(width, across))
+            sums, (hessian,) = self.reduce(partial(together, f, bent), max(width, across))
         return sums, symmetric(hessian) / self.source.n
 
     def _prior_hessian(self, theta: Array) -> Array:

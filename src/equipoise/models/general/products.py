@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -12,7 +13,9 @@ from equipoise.arrays import Array
 from equipoise.linalg import Total
 
 if TYPE_CHECKING:
-    from equipoise.models.general.problem import GeneralProblem, Padded
+    from equipoise.models.general.functions import Functions
+    from equipoise.models.general.passes import Padded
+    from equipoise.models.general.problem import GeneralProblem
 
 __all__ = ["diagonal", "product"]
 
@@ -31,12 +34,16 @@ def product(problem: GeneralProblem, theta: Array, v: Array) -> Array:
 
 def _bent(problem: GeneralProblem, theta: Array, v: Array) -> Array:
     """The rows' share of it; call it in float64."""
-    functions = problem.functions
+    return problem.reduce(partial(_bent_along, theta, v), problem.summed).total / problem.source.n
 
-    def bent(b: Padded) -> Total:
-        return Total(np.array(functions.product(theta, b.rows, b.mask, v)))
 
-    return problem.reduce(bent, problem.summed).total / problem.source.n
+def _bent_along(theta: Array, v: Array, functions: Functions, b: Padded) -> Total:
+    return Total(np.array(functions.product(theta, b.rows, b.mask, v)))
+
+
+def _squared(theta: Array, functions: Functions, b: Padded) -> Total:
+    g = np.asarray(functions.scores(theta, b.rows))[: b.size]
+    return Total(b.counts @ (g * g))
 
 
 def diagonal(problem: GeneralProblem, theta: Array) -> Array:
@@ -50,12 +57,8 @@ def diagonal(problem: GeneralProblem, theta: Array) -> Array:
     few = max(1, _LOOKED // dim)
     some = problem if few >= problem.source.n else problem.subsample(few, seed=0)
 
-    def squared(b: Padded) -> Total:
-        g = np.asarray(functions.scores(theta, b.rows))[: b.size]
-        return Total(b.counts @ (g * g))
-
     with jax.enable_x64(True):
-        squares = some.reduce(squared, functions.scored).total / some.source.n
+        squares = some.reduce(partial(_squared, theta), functions.scored).total / some.source.n
         squares = np.where(squares > 0.0, squares, squares.mean() or 1.0)
         bent = _probed(lambda v: _bent(some, theta, v), squares)
         held = np.abs(np.asarray(functions.penalty_product(theta, np.ones(dim)))) / problem.n

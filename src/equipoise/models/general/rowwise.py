@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import jax
@@ -20,9 +20,10 @@ __all__ = ["GeneralRowwise"]
 
 @dataclass(frozen=True)
 class GeneralRowwise:
-    """Derivatives of every row's loss, by automatic differentiation."""
+    """Derivatives of every row's loss, by automatic differentiation; see `PaddedPass` for the problem and its identity."""
 
-    problem: GeneralProblem
+    problem: GeneralProblem = field(compare=False)
+    identity: str
     theta: Array
 
     def scores(self, block: Columns) -> Array:
