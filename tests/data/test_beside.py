@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import statsmodels.api as sm
 import statsmodels.formula.api as smf
 
 import equipoise as eq
 from equipoise.data.design import Design
+from tests.data.conftest import assert_same
 
 N = 200
 
@@ -112,3 +114,13 @@ def test_a_factor_too_wide_for_memory_says_how_much(frame, monkeypatch) -> None:
     assert eq.data.table(wide, "y ~ a").dim == 2
     monkeypatch.setattr("equipoise.data.formula.available_memory", lambda: 1e6)
     assert eq.data.table(wide, "y ~ C(k)").dim == 200
+
+
+@pytest.mark.parametrize("option", ["offset", "weights", "frequency", "trials"])
+def test_spans_of_time_count_as_days_on_a_scan_too(option, frame) -> None:
+    days = frame["trials"] + 12 if option == "trials" else frame["trials"] - 1
+    frame = frame.assign(span=pd.to_timedelta(days, unit="D"))
+    found = eq.data.scan(pa.table(frame), "hits ~ a", **{option: "span"})
+    expected = eq.data.table(frame, "hits ~ a", **{option: "span"})
+    assert (found.n, found.height) == (expected.n, expected.height)
+    assert_same(found.whole(), expected)

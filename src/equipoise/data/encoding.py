@@ -13,7 +13,7 @@ from equipoise.arrays import Array, Index
 from equipoise.cards import Card
 from equipoise.data.arrays import Rows, shares
 from equipoise.data.asked import Asked
-from equipoise.data.columns import Column, column_values, learnt, level_codes
+from equipoise.data.columns import Column, column_values, learnt, level_codes, numbers
 from equipoise.data.design import Design, learnt_encoding, without_offset
 from equipoise.data.evaluation import as_numbers, evaluated, specified
 from equipoise.data.formula import require_room
@@ -97,6 +97,11 @@ class LazyRows(Card):
         return replace(self.rows.take(index), x=x)
 
 
+def _beside(name: str, values: pd.Series[Any]) -> Array:
+    """A column that was found to be of finite numbers, as it was then; only spans of time and the like have to be looked at."""
+    return values.to_numpy(np.float64) if values.dtype.kind in "biuf" else numbers(name, values)
+
+
 def _require_columns(names: tuple[str, ...], x: Array, labels: Index) -> None:
     """Raise unless all numbers of a design matrix are finite and not absurdly large, naming the column and row."""
     try:
@@ -170,7 +175,7 @@ class RowEncoder:
     def _encoded(self, frame: pd.DataFrame, place: str) -> Rows | LazyRows:
         if self.whole:
             chosen = frame
-            given = {name: values.to_numpy(np.float64) for name, values in self.asked.given(frame).items()}
+            given = {name: _beside(name, values) for name, values in self.asked.given(frame).items()}
         else:
             taking = self.asked.taking(frame)
             chosen, given = taking.chosen, taking.numbers

@@ -67,7 +67,8 @@ def taking_part(chosen: pd.DataFrame, beside: pd.DataFrame, marks: dict[str, pd.
     weighted = np.ones(len(chosen), dtype=bool)
     for name in ("weights", "frequency"):
         if name in beside:
-            weighted &= ~(beside[name] == 0).fillna(False).to_numpy(dtype=bool)
+            nothing = np.timedelta64(0) if beside[name].dtype.kind == "m" else 0
+            weighted &= ~(beside[name] == nothing).fillna(False).to_numpy(dtype=bool)
     part = Taking(chosen, beside, marks, 0).left(weighted, 0)
     frames = (part.chosen, part.beside, *part.marks.values())
     if missing == "raise":
