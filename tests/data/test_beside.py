@@ -70,6 +70,15 @@ def test_offsets_where_none_belongs(formula, frame) -> None:
         eq.data.table(frame, "y ~ offset(exposure) - 1")
 
 
+@pytest.mark.parametrize("read", [eq.data.table, lambda frame, formula: eq.data.scan(pa.table(frame), formula)])
+def test_an_offset_is_a_column_of_numbers(read, frame) -> None:
+    words = (
+        r"formula: must be one whose offsets are each a column of numbers; got offset\(g\) in 'y ~ a \+ offset\(g\)'"
+    )
+    with pytest.raises(eq.InvalidInput, match=words):
+        read(frame, "y ~ a + offset(g)")
+
+
 def test_counts_of_successes(frame) -> None:
     made = eq.data.table(frame, "hits ~ a", trials="trials")
     np.testing.assert_allclose(made.y, frame.hits / frame.trials)

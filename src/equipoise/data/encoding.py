@@ -22,6 +22,7 @@ from equipoise.data.learning import Lessons
 from equipoise.data.marks import Marking, Marks, labels_of, mark_columns, times_of
 from equipoise.data.numeric import require_moderate
 from equipoise.data.recipes import Inputs, Recipe, recipe_for
+from equipoise.data.rowwise import require_rowwise
 from equipoise.data.stored import Learnt, thawed
 from equipoise.data.table import require_single, typed
 from equipoise.data.wording import placed_in
@@ -35,6 +36,8 @@ __all__ = ["LazyRows", "RowEncoder", "as_in_memory", "lighter", "marks_of", "row
 
 # Rows on which a quick way to the design matrix must give what the formula gives.
 _TRIED = 1000
+# Rows on which functions of the user's are compared with what they make of a part of them.
+_COMPARED = 10_000
 # Rows from which a pass gains more by compiled sums than it takes to load them: their columns are laid out for these.
 _MANY = 1_000_000
 
@@ -261,6 +264,9 @@ def row_encoder(asked: Asked, lessons: Lessons, transforms: Mapping[str, dict[st
 
     sides, reading = asked.parsed
     witness = as_in_memory(lessons.witness, lessons)
+    if asked.context and lessons.lot.size:
+        some = as_in_memory(lessons.lot.fewer(_COMPARED).frame, lessons)
+        require_rowwise(asked, asked.taking(some).chosen, transforms)
     values, known, response_levels = typed(witness, reading)
     # of a chunk, however many rows there are
     require_room(sides, reading, asked.context, known, 1)

@@ -208,7 +208,7 @@ class Learner:
         return given.told(self.asked, self.asked.factors, self.known)
 
     def _witness(
-        self, chosen: pd.DataFrame, expressed: Mapping[str, object]
+        self, chosen: pd.DataFrame, expressed: Mapping[str, Any]
     ) -> tuple[pd.DataFrame, dict[str, dict[Level, int]]]:
         """Rows in which every level of the block occurs."""
         import pandas as pd
@@ -216,7 +216,7 @@ class Learner:
         found = {name: first_of_each(name, chosen[name], roles) for name, roles in self.asked.roles.items()}
         for factor, value in expressed.items():
             role = frozenset({"coded" if "C" in self.asked.factors[factor] else "term"})
-            if getattr(value, "ndim", 1) == 1 and not isinstance(value, dict):
+            if np.shape(value) == (len(chosen),):
                 found[factor] = first_of_each(factor, pd.Series(value), role)
         places: dict[int, int] = {0: 0}
         levels = {

@@ -163,6 +163,7 @@ def table(
     values, known, response_levels = typed(part.chosen, reading)
     require_room(sides, reading, functions, known, len(part.chosen))
     left, right, spec = _matrices(sides, values, reading, functions, part.times)
+    encoding = learnt_encoding(reading, spec)
     left, right, part = _finite_sides(left, right, part, missing, reading)
     if part.dropped:
         warn(f"{part.dropped} of {len(frame)} rows with missing values were left out.")
@@ -174,7 +175,7 @@ def table(
     design = Design(
         formula=formula,
         columns=known,
-        **learnt_encoding(reading, spec),
+        **encoding,
         offset=offset if isinstance(offset, str) else None,
         array_offset=offset is not None and not isinstance(offset, str),
         dropped=part.dropped,
