@@ -103,7 +103,7 @@ def test_counts_of_successes(frame) -> None:
     ("trials", "message"),
     [
         (np.zeros(N), "trials: must be positive"),
-        (np.full(N, 0.5), "y: must be a number of successes between 0 and trials"),
+        (np.full(N, 0.5), "hits: must be a number of successes between 0 and trials"),
         (np.ones(3), "trials: must be a vector"),
         (np.full(N, np.nan), "trials: must be finite"),
     ],
@@ -133,3 +133,14 @@ def test_spans_of_time_count_as_days_on_a_scan_too(option, frame) -> None:
     expected = eq.data.table(frame, "hits ~ a", **{option: "span"})
     assert (found.n, found.height) == (expected.n, expected.height)
     assert_same(found.whole(), expected)
+
+
+def test_columns_beside_a_formula_are_named_as_they_are_called(frame) -> None:
+    holed = frame.assign(w=np.where(np.arange(N) == 7, np.nan, 1.0), few=0.5)
+    for read in (eq.data.table, lambda data, *args, **options: eq.data.scan(pa.table(data), *args, **options)):
+        with pytest.raises(eq.InvalidInput, match=r"missing in columns \['w'\], rows 7"):
+            read(holed, "y ~ a", weights="w", frequency="trials")
+        with pytest.raises(eq.InvalidInput, match=r"^hits: must be a number of successes between 0 and trials"):
+            read(holed, "hits ~ a", trials="few").sample(N, 0)
+    with pytest.raises(eq.InvalidInput, match=r"missing in columns \['weights'\]"):
+        eq.data.table(holed, "y ~ a", weights=holed.w)

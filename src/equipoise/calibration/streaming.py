@@ -39,9 +39,13 @@ def streamed(
     design: Design | None,
     names: Sequence[str],
     make: Callable[[pd.DataFrame], pd.DataFrame],
+    nothing: pd.DataFrame,
     to: str | Path | None,
 ) -> Iterator[pd.DataFrame]:
-    """What `make` makes of the rows of files, a block at a time, in their order; none of them may be where it goes `to`."""
+    """What `make` makes of the rows of files, a block at a time, in their order, or `nothing` where there are no rows.
+
+    None of the files may be where it goes `to`.
+    """
     columns = list(names) if design is None else design.needed
     if isinstance(given, Scan):
         parts = [placed.part for placed in given.parts]
@@ -61,6 +65,8 @@ def streamed(
                 made = make(frame)
             yield made.set_axis(range(done, done + len(made)), axis=0)
             done += len(made)
+    if not done:
+        yield nothing
 
 
 def _as_fitted(part: CSVPart, design: Design | None) -> CSVPart:

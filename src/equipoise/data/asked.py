@@ -77,7 +77,7 @@ class Asked:
             return Taking(frame[list(self.roles)], pd.DataFrame(index=frame.index), {}, 0)
         beside = pd.DataFrame(self.given(frame), index=frame.index)
         marks = {"marks": frame[self.marks]} if self.marks else {}
-        return taking_part(frame[list(self.roles)], beside, marks, self.missing)
+        return taking_part(frame[list(self.roles)], beside, marks, self.missing, self.beside)
 
     def given(self, frame: pd.DataFrame) -> dict[str, pd.Series]:
         """Weights, frequency, offset and trials of every row of a table, as far as asked for."""

@@ -16,11 +16,11 @@ from urllib.parse import unquote
 from equipoise.checks import shown
 from equipoise.data.agreement import Found
 from equipoise.data.batches import batch_rows
+from equipoise.data.framed import FramesPart
 from equipoise.data.parts import (
     ArrowPart,
     CSVPart,
     FragmentPart,
-    FramesPart,
     Location,
     ParquetPart,
     Part,

@@ -154,9 +154,9 @@ def table(
     functions = user_functions(context)
     sides, reading = parsed(formula, functions)
     frame = as_frame(read_table(data) if isinstance(data, (str, Path)) else data)
-    beside = _beside(frame, {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials})
+    given = {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials}
     marks = _marks(frame, clusters, time)
-    part = _taking_part(picked(frame, reading.columns), beside, marks, missing, reading)
+    part = _taking_part(picked(frame, reading.columns), _beside(frame, given), marks, missing, given, reading)
     if isinstance(data, (str, Path)) and Path(data).suffix.lower() in _TEXT:
         with placed_in(str(data)):
             spellings(part.chosen, reading.roles, str(data))
@@ -220,10 +220,15 @@ def _marks(frame: pd.DataFrame, clusters: Any, time: Any) -> dict[str, pd.DataFr
 
 
 def _taking_part(
-    chosen: pd.DataFrame, beside: pd.DataFrame, marks: dict[str, pd.DataFrame], missing: str, reading: Reading
+    chosen: pd.DataFrame,
+    beside: pd.DataFrame,
+    marks: dict[str, pd.DataFrame],
+    missing: str,
+    called: Mapping[str, object],
+    reading: Reading,
 ) -> Taking:
     """The rows that take part, at least one."""
-    part = taking_part(chosen, beside, marks, missing)
+    part = taking_part(chosen, beside, marks, missing, called)
     if len(part.chosen) == 0:
         raise every_row_missing() if part.dropped else weightless([n for n in ("weights", "frequency") if n in beside])
     if reading.lags and len(part.chosen) < len(chosen):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,17 @@ class Taking:
         return Taking(self.chosen[kept], self.beside[kept], marks, dropped)
 
 
-def taking_part(chosen: pd.DataFrame, beside: pd.DataFrame, marks: dict[str, pd.DataFrame], missing: str) -> Taking:
-    """The rows whose weight and frequency are not zero, once those with missing values were dropped or refused."""
+def taking_part(
+    chosen: pd.DataFrame,
+    beside: pd.DataFrame,
+    marks: dict[str, pd.DataFrame],
+    missing: str,
+    called: Mapping[str, object],
+) -> Taking:
+    """The rows whose weight and frequency are not zero, once those with missing values were dropped or refused.
+
+    `called` are the columns that stand beside, by what they are for; what is no name of one is passed over.
+    """
     weighted = np.ones(len(chosen), dtype=bool)
     for name in ("weights", "frequency"):
         if name in beside:
@@ -72,8 +82,11 @@ def taking_part(chosen: pd.DataFrame, beside: pd.DataFrame, marks: dict[str, pd.
     part = Taking(chosen, beside, marks, 0).left(weighted, 0)
     frames = (part.chosen, part.beside, *part.marks.values())
     if missing == "raise":
+        names = {use: column for use, column in called.items() if isinstance(column, str)}
         for frame in frames:
-            require_complete(frame, "drop or fill those rows, or fit with missing='drop'")
+            require_complete(
+                frame, "drop or fill those rows, or fit with missing='drop'", names if frame is part.beside else {}
+            )
         return part
     kept = ~np.any([incomplete(frame) for frame in frames], axis=0)
     return part.left(kept, int((~kept).sum()))
