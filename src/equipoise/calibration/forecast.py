@@ -60,12 +60,12 @@ def intervals(self: Calibration, level: float = 0.95, recentred: bool = False) -
 @overload
 def predict(
     self: Calibration, X_new: object, interval: float = ..., offset: ArrayLike | None = ..., kind: str = ..., *,
-    method: str = ..., to: None = None,
+    method: str = ..., to: None = None, progress: bool = ...,
 ) -> pd.DataFrame: ...  # fmt: skip
 @overload
 def predict(
     self: Calibration, X_new: object, interval: float = ..., offset: ArrayLike | None = ..., kind: str = ..., *,
-    method: str = ..., to: str | Path,
+    method: str = ..., to: str | Path, progress: bool = ...,
 ) -> Path: ...  # fmt: skip
 @checked_options
 def predict(
@@ -77,6 +77,7 @@ def predict(
     *,
     method: str = "auto",
     to: str | Path | None = None,
+    progress: bool = True,
 ) -> pd.DataFrame | Path:
     """Mean response at new rows with a calibrated interval for it, or for a new observation.
 
@@ -98,6 +99,8 @@ def predict(
         averages its law over the draws otherwise. `attrs["intervals"]` of the table says which.
     to
         A `.parquet` or `.csv` file to write the table to, a block of rows at a time, in place of returning it.
+    progress
+        Show a progress bar when reading files takes more than two seconds.
 
     Returns
     -------
@@ -113,7 +116,7 @@ def predict(
         one = partial(predict, self, interval=interval, offset=offset, kind=kind, method=method)
         nothing = pd.DataFrame({name: np.empty(0) for name in ("estimate", "lower", "upper")})
         nothing.attrs["intervals"] = words
-        blocks = streamed(X_new, self.design, self.names, one, nothing, to)
+        blocks = streamed(X_new, self.design, self.names, one, nothing, to, flag("progress", progress))
         return pd.concat(list(blocks)) if to is None else written(blocks, to)
     if to is not None:
         made = predict(self, X_new, interval, offset, kind, method=method)
