@@ -41,22 +41,22 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def update(self, done: int, label: str | None = None) -> None:
-        """Show that `done` of the total is done, and what goes on now if that has changed."""
+    def update(self, done: int, label: str | None = None, total: int | None = None) -> None:
+        """Show that `done` of the total is done, and what goes on now and another total if these have changed."""
         if not self._enabled or (self._shown is None and time.perf_counter() - self._began < _PATIENCE):
             return
         bar, task = self._shown = self._shown or self._open()
-        bar.update(task, completed=done, description=label or self._label)
+        bar.update(task, completed=done, total=total, description=label or self._label)
 
     def _open(self) -> tuple[Bar, TaskID]:
         from rich.console import Console
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
-            TextColumn("{task.percentage:3.0f}%"),
+            TaskProgressColumn("{task.percentage:3.0f}%"),  # nothing, where the total is not known
             TimeRemainingColumn(),
         )
         console = Console(stderr=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import statsmodels.api as sm
 import statsmodels.formula.api as smf
 
 import equipoise as eq
 from equipoise.data.design import Design
+from tests.data.conftest import assert_same
 
 N = 200
 
@@ -68,6 +70,15 @@ def test_offsets_where_none_belongs(formula, frame) -> None:
         eq.data.table(frame, "y ~ offset(exposure) - 1")
 
 
+@pytest.mark.parametrize("read", [eq.data.table, lambda frame, formula: eq.data.scan(pa.table(frame), formula)])
+def test_an_offset_is_a_column_of_numbers(read, frame) -> None:
+    words = (
+        r"formula: must be one whose offsets are each a column of numbers; got offset\(g\) in 'y ~ a \+ offset\(g\)'"
+    )
+    with pytest.raises(eq.InvalidInput, match=words):
+        read(frame, "y ~ a + offset(g)")
+
+
 def test_counts_of_successes(frame) -> None:
     made = eq.data.table(frame, "hits ~ a", trials="trials")
     np.testing.assert_allclose(made.y, frame.hits / frame.trials)
@@ -92,7 +103,7 @@ def test_counts_of_successes(frame) -> None:
     ("trials", "message"),
     [
         (np.zeros(N), "trials: must be positive"),
-        (np.full(N, 0.5), "y: must be a number of successes between 0 and trials"),
+        (np.full(N, 0.5), "hits: must be a number of successes between 0 and trials"),
         (np.ones(3), "trials: must be a vector"),
         (np.full(N, np.nan), "trials: must be finite"),
     ],
@@ -112,3 +123,24 @@ def test_a_factor_too_wide_for_memory_says_how_much(frame, monkeypatch) -> None:
     assert eq.data.table(wide, "y ~ a").dim == 2
     monkeypatch.setattr("equipoise.data.formula.available_memory", lambda: 1e6)
     assert eq.data.table(wide, "y ~ C(k)").dim == 200
+
+
+@pytest.mark.parametrize("option", ["offset", "weights", "frequency", "trials"])
+def test_spans_of_time_count_as_days_on_a_scan_too(option, frame) -> None:
+    days = frame["trials"] + 12 if option == "trials" else frame["trials"] - 1
+    frame = frame.assign(span=pd.to_timedelta(days, unit="D"))
+    found = eq.data.scan(pa.table(frame), "hits ~ a", **{option: "span"})
+    expected = eq.data.table(frame, "hits ~ a", **{option: "span"})
+    assert (found.n, found.height) == (expected.n, expected.height)
+    assert_same(found.whole(), expected)
+
+
+def test_columns_beside_a_formula_are_named_as_they_are_called(frame) -> None:
+    holed = frame.assign(w=np.where(np.arange(N) == 7, np.nan, 1.0), few=0.5)
+    for read in (eq.data.table, lambda data, *args, **options: eq.data.scan(pa.table(data), *args, **options)):
+        with pytest.raises(eq.InvalidInput, match=r"missing in columns \['w'\], rows 7"):
+            read(holed, "y ~ a", weights="w", frequency="trials")
+        with pytest.raises(eq.InvalidInput, match=r"^hits: must be a number of successes between 0 and trials"):
+            read(holed, "hits ~ a", trials="few").sample(N, 0)
+    with pytest.raises(eq.InvalidInput, match=r"missing in columns \['weights'\]"):
+        eq.data.table(holed, "y ~ a", weights=holed.w)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 
 import formulaic
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import equipoise as eq
 from equipoise.data.design import Design
-from tests.data.conftest import mixed
+from tests.data.conftest import assert_same, mixed
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,74 @@ def test_what_they_return_must_be_numbers(frame) -> None:
         eq.data.table(frame, "y ~ f(x)", context={"f": lambda _: _fail()})
     with pytest.raises(eq.InvalidInput, match=r"formula: must be finite in every term.*f\(x\).*undefined"):
         eq.data.table(frame, "y ~ f(x)", context={"f": lambda x: x * np.nan})
+
+
+ACROSS = {
+    "less": lambda v: v - v.mean(),
+    "running": lambda v: v.cumsum(),
+    "ranked": lambda v: v.rank(),
+    "sorted_": lambda v: np.sort(v),
+    "share": lambda v: v / v.max(),
+    "above": lambda v: v - v.min(),
+    "mean": lambda v: v.mean(),
+    "place": lambda v: np.arange(len(v)),
+    "groups": lambda v, by: v.groupby(by).transform("mean"),
+    "noise": lambda v: v + np.random.default_rng().normal(size=len(v)),
+    "number": lambda v: np.asarray(v.index, float),
+    "few": lambda v: np.unique(v),
+    "half": lambda v: np.where(v > v.median(), "a", "b"),
+    "both": lambda v: {"one": v, "other": v - v.mean()},
+    "inside": lambda v: v.__isub__(v.mean()),
+}
+
+
+@pytest.mark.parametrize(
+    "term",
+    [*(f"{name}(x)" for name in ACROSS if name != "groups"), "groups(x, b)", "share(k)", "above(b)", "I(x + less(z))",
+     "poly(less(x), 2)", "C(ranked(k))", "less(scale(x))"],
+)  # fmt: skip
+@pytest.mark.parametrize("rows", [60, 3000])
+def test_functions_that_look_across_rows_are_refused_by_name_on_a_scan(term, rows, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.data.encoding._COMPARED", 500)
+    name = next(name for name in ACROSS if f"{name}(" in term)
+    words = rf"context: must be functions that map rows one by one, on a scan; got {name}\(\) in .*compute that column before"
+    with pytest.raises(eq.InvalidInput, match=words):
+        eq.data.scan(pa.table(mixed(rows, 2)), f"y ~ z + {term}", context=ACROSS)
+
+
+def test_functions_of_single_rows_are_as_in_memory_on_a_scan(frame) -> None:
+    context = {
+        "squash": squash,
+        "wave": np.sin,
+        "soft": lambda v: np.log1p(np.exp(v)) - v,
+        "band": lambda v: pd.cut(v, [0, 1, 3, 9]),
+        "word": lambda g: g.map({"a": 1.0, "b": 2.0, "c": 4.0}).astype(float),
+        "pair": lambda v: np.column_stack([v, v**3]),
+        "one": lambda v: 1.5 * (len(v) > 0),
+        "twice": lambda v: [2.0 * each for each in v],
+        "changed": lambda v: v.__imul__(1.5),
+        "weighted": lambda u, v: np.column_stack([u, v]) @ np.array([0.3, 0.7]),
+    }
+    formula = (
+        "squash(y) ~ squash(z, by=2.0, word='ab') + wave(center(x)) + soft(z) + band(x) + word(g) + pair(x) + I(x * one(z))"
+        " + twice(z) + weighted(x, z) + changed(k)"
+    )
+    found = eq.data.scan(pa.table(frame), formula, context=context).whole()
+    assert_same(found, eq.data.table(frame, formula, context=context), 1e-14)
+
+
+@pytest.mark.parametrize(
+    "term", ["scale(g)", "center(h)", "poly(g, 2)", "bs(g, df=4)", "cr(g, df=4)", "C(scale(g) > 0)"]
+)
+def test_what_cannot_be_computed_is_told_with_its_file_on_a_scan(term, frame, tmp_path) -> None:
+    frame.to_parquet(tmp_path / "a.parquet")
+    words = rf"formula: must be applicable to the table; got .*evaluate factor `{re.escape(term)}`\. \[\w+Error: "
+    with pytest.raises(eq.InvalidInput, match=words):
+        eq.data.table(frame, f"y ~ {term}")
+    with pytest.raises(eq.InvalidInput, match=words + r".*\], in .*a\.parquet"):
+        eq.data.scan(tmp_path, f"y ~ {term}")
+    with pytest.raises(eq.InvalidInput, match=r"evaluate factor `f\(x\)`\. \[ValueError: no good\], in .*a\.parquet"):
+        eq.data.scan(tmp_path, "y ~ f(x)", context={"f": lambda _: _fail()})
 
 
 def _fail() -> None:

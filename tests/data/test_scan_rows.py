@@ -231,6 +231,19 @@ def test_predictions_for_files_are_written_as_they_are_made(file, frame, folder,
         cal.predict(out / "less.parquet", to=place)
 
 
+def test_files_without_rows_are_predicted_as_no_rows(frame, tmp_path) -> None:
+    cal = eq.calibrate(eq.glm("poisson"), frame, formula="y ~ a + g", draws=50, chains=2, progress=False)
+    frame[:0].to_parquet(tmp_path / "new.parquet")
+    expected = cal.predict(frame)[:0]
+    found = cal.predict(tmp_path / "new.parquet")
+    pd.testing.assert_frame_equal(found, expected)
+    assert found.attrs == expected.attrs
+    for made, read in (("made.parquet", pd.read_parquet), ("made.csv", pd.read_csv)):
+        assert list(read(cal.predict(tmp_path / "new.parquet", to=tmp_path / made)).columns) == list(expected.columns)
+    with pytest.raises(InvalidInput, match="method: must be one of"):
+        cal.predict(tmp_path / "new.parquet", method="exact")
+
+
 def test_text_files_are_predicted_for_as_the_fit_read_its_columns(frame, tmp_path, monkeypatch) -> None:
     """Not as their first rows look: fractions come later, and digits are levels."""
     monkeypatch.setattr("equipoise.data.parts._TEXT", 200)

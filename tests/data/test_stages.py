@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import equipoise as eq
+from equipoise.data.metering import Meter
 from equipoise.data.passage import Passage
 from equipoise.engines.pooling import reach
 from tests.data.conftest import MANY as N
@@ -157,15 +159,76 @@ def test_passes_for_rows_drawn_by_leverage_are_foretold_though_all_rows_would_fi
     assert source.passes == cal.plan.reads.passes + cal.plan.reads.pools
 
 
-def test_a_bar_for_every_stage_says_which_pass_it_is(many, monkeypatch) -> None:
-    told = []
-    monkeypatch.setattr("equipoise.progress._PATIENCE", 0.0)
-    monkeypatch.setattr("equipoise.progress.Progress.update", lambda self, done, label=None: told.append((done, label)))
+@pytest.fixture
+def told(monkeypatch):
+    """What bars are told that are shown: how much is done, what goes on, and of how much."""
+    found = []
+
+    def update(self, done, label=None, total=None):
+        if self._enabled:
+            found.append((done, label, total or self._total))
+
+    monkeypatch.setattr("equipoise.progress.Progress.update", update)
+    return found
+
+
+def test_a_bar_for_every_stage_says_which_pass_it_is(many, told) -> None:
     source = eq.data.scan(many, "count ~ a + b")
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+    assert told[-1][0] == told[-1][2] == N
+    assert {label.rpartition(", ")[0] for _, label, _ in told} == {"learning from the data, pass 1 of 1"}
+    told.clear()
     eq.plan(eq.glm("poisson"), source)
-    labels = [label.partition(", ") for _, label in told]
+    labels = [label.partition(", ") for _, label, _ in told]
     assert {first for first, _, _ in labels} == {"planning"}
     assert labels[0][2].startswith("pass 1 of about 3")
     assert labels[-1][2].startswith("pass 3 of about 3")
-    assert all(label.endswith("million rows/s") for _, label in told)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert all(label.endswith("million rows/s") for _, label, _ in told)
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+
+
+def test_bars_follow_where_there_are_more_passes_than_foreseen(told) -> None:
+    meter = Meter()
+    with meter.watched(100, 2.0, "fitting", enabled=True):
+        for _ in range(8):
+            meter.add(50)
+    words = [
+        "1 of about 2",
+        "1 of about 2",
+        "2 of about 2",
+        "2 of about 2",
+        "3 of about 3",
+        "3 of about 3",
+        "4 of about 4",
+    ]
+    assert [label.split(", ")[1] for _, label, _ in told] == [f"pass {each}" for each in [*words, "4 of about 4"]]
+    assert [total for _, _, total in told] == [200] * 4 + [300] * 2 + [400] * 2
+
+
+def test_bars_of_the_first_reading_and_of_predictions(many, told, tmp_path, monkeypatch) -> None:
+    frame = pd.read_parquet(many)
+    eq.data.scan(many, "count ~ poly(exp(scale(a)), 2)")
+    words = [f"learning from the data, pass {k} of 2" for k in (1, 2)]
+    assert list(dict.fromkeys(label.rpartition(", ")[0] for _, label, _ in told)) == words
+    told.clear()
+    eq.data.scan(lambda: iter([frame[:100], frame[100:300]]), "count ~ a")
+    assert [label.rpartition(", ")[0].partition("1 of 1, ")[2] for _, label, _ in told] == ["100 rows", "300 rows"]
+    assert {total for _, _, total in told} == {None}
+    with ThreadPoolExecutor(1) as pool:
+        told.clear()
+        eq.data.scan(many, "count ~ a", executor=pool)
+    assert told[-1][0] == told[-1][2] == N
+    told.clear()
+    eq.data.scan(many, "count ~ a", progress=False)
+    cal = eq.calibrate(eq.glm("poisson"), many, formula="count ~ a", draws=20, chains=2, progress=False)
+    cal.predict(many, progress=False)
+    assert told == []
+    monkeypatch.setattr("equipoise.calibration.streaming.CHUNK", 30_000)
+    for options in ({}, {"to": tmp_path / "made.parquet"}):
+        told.clear()
+        cal.predict(many, **options)
+        assert [done for done, _, _ in told] == list(range(10_000, N + 1, 10_000))
+        assert {(label.partition(", ")[0], total) for _, label, total in told} == {("predicting", N)}
+    for ask in (lambda: eq.data.scan(many, "count ~ a", progress="no"), lambda: cal.predict(many, progress="no")):
+        with pytest.raises(eq.InvalidInput, match="progress: must be True or False"):
+            ask()

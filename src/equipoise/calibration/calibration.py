@@ -313,7 +313,8 @@ def calibrate(
         moves = _aiming(moves)
     read = options_of(Reading, options, CalibrateOptions)
     require_marks_used(target, read)
-    problem = bind(model, data, **vars(read))
+    with quiet(not running.progress):
+        problem = bind(model, data, **vars(read))
     length = options_of(Length, options, CalibrateOptions, ess=ess, chains=chains)
     aim = options_of(Aim, options, CalibrateOptions)
     passes = expected_passes(problem, target, moves)

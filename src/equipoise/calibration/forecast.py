@@ -60,12 +60,12 @@ def intervals(self: Calibration, level: float = 0.95, recentred: bool = False) -
 @overload
 def predict(
     self: Calibration, X_new: object, interval: float = ..., offset: ArrayLike | None = ..., kind: str = ..., *,
-    method: str = ..., to: None = None,
+    method: str = ..., to: None = None, progress: bool = ...,
 ) -> pd.DataFrame: ...  # fmt: skip
 @overload
 def predict(
     self: Calibration, X_new: object, interval: float = ..., offset: ArrayLike | None = ..., kind: str = ..., *,
-    method: str = ..., to: str | Path,
+    method: str = ..., to: str | Path, progress: bool = ...,
 ) -> Path: ...  # fmt: skip
 @checked_options
 def predict(
@@ -77,6 +77,7 @@ def predict(
     *,
     method: str = "auto",
     to: str | Path | None = None,
+    progress: bool = True,
 ) -> pd.DataFrame | Path:
     """Mean response at new rows with a calibrated interval for it, or for a new observation.
 
@@ -98,6 +99,8 @@ def predict(
         averages its law over the draws otherwise. `attrs["intervals"]` of the table says which.
     to
         A `.parquet` or `.csv` file to write the table to, a block of rows at a time, in place of returning it.
+    progress
+        Show a progress bar when reading files takes more than two seconds.
 
     Returns
     -------
@@ -106,34 +109,41 @@ def predict(
     """
     import pandas as pd  # slow to import: only those who predict pay for it
 
+    model = self.require_model()
+    by, noise = _way(self, method, kind)
+    words = ends_words(by, probability("interval", interval), self.plan.target.df)
     if is_stored(X_new):
         one = partial(predict, self, interval=interval, offset=offset, kind=kind, method=method)
-        blocks = streamed(X_new, self.design, self.names, one, to)
+        nothing = pd.DataFrame({name: np.empty(0) for name in ("estimate", "lower", "upper")})
+        nothing.attrs["intervals"] = words
+        blocks = streamed(X_new, self.design, self.names, one, nothing, to, flag("progress", progress))
         return pd.concat(list(blocks)) if to is None else written(blocks, to)
     if to is not None:
         made = predict(self, X_new, interval, offset, kind, method=method)
         return written(iter([made]), to)
-    model = self.require_model()
-    tail = 0.5 * (1.0 - probability("interval", interval))
+    tail = 0.5 * (1.0 - interval)
     new, index = new_rows(X_new, self.names, self.design, offset)
     shift = 0.0 if new.offset is None else new.offset
     eta = new.x @ self.fit.theta + shift
+    if by == "closed":
+        reach = critical(interval, self.plan.target.df) * np.sqrt(_variances(new, self.plan.target.matrix) + noise)
+        lower, upper = np.sort([model.mean_response(eta - reach), model.mean_response(eta + reach)], axis=0)
+    elif kind == "mean":
+        lower, upper = quantiles(model, new, self.chains.flat(), (tail, 1.0 - tail))
+    else:
+        glm = self.require_glm("observation")
+        lower, upper = observation_quantiles(glm, new, self.chains.flat(), (tail, 1.0 - tail))
+    made = pd.DataFrame({"estimate": model.mean_response(eta), "lower": lower, "upper": upper}, index=index)
+    made.attrs["intervals"] = words
+    return made
+
+
+def _way(self: Calibration, method: str, kind: str) -> tuple[str, float]:
+    """How ends are found, `"closed"` or by the `"draws"`, and the variance that a closed form adds for a new response."""
     by = method_of(self, method, self.plan.target)
     mean = one_of("kind", kind, ("mean", "observation")) == "mean"
     noise = 0.0 if mean else _noise(self.require_glm("observation"), method)
-    if by == "closed" and noise is not None:
-        reach = critical(interval, self.plan.target.df) * np.sqrt(_variances(new, self.plan.target.matrix) + noise)
-        lower, upper = np.sort([model.mean_response(eta - reach), model.mean_response(eta + reach)], axis=0)
-    else:
-        by = "draws"
-        ends, flat = (tail, 1.0 - tail), self.chains.flat()
-        if mean:
-            lower, upper = quantiles(model, new, flat, ends)
-        else:
-            lower, upper = observation_quantiles(self.require_glm("observation"), new, flat, ends)
-    made = pd.DataFrame({"estimate": model.mean_response(eta), "lower": lower, "upper": upper}, index=index)
-    made.attrs["intervals"] = ends_words(by, interval, self.plan.target.df)
-    return made
+    return (by, noise) if noise is not None else ("draws", 0.0)
 
 
 def _noise(model: GLM, method: str) -> float | None:

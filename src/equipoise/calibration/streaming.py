@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from equipoise.checks import shown
 from equipoise.data.design import Design
 from equipoise.data.files import is_streamed, opened
+from equipoise.data.metering import Meter
 from equipoise.data.parts import CSVPart, Mistyped, Part, numbered, unreadable
 from equipoise.data.passage import CHUNK
 from equipoise.data.scanned import Scan
@@ -39,12 +40,17 @@ def streamed(
     design: Design | None,
     names: Sequence[str],
     make: Callable[[pd.DataFrame], pd.DataFrame],
+    nothing: pd.DataFrame,
     to: str | Path | None,
+    progress: bool,
 ) -> Iterator[pd.DataFrame]:
-    """What `make` makes of the rows of files, a block at a time, in their order; none of them may be where it goes `to`."""
+    """What `make` makes of the rows of files, a block at a time, in their order, or `nothing` where there are no rows.
+
+    None of the files may be where it goes `to`.
+    """
     columns = list(names) if design is None else design.needed
     if isinstance(given, Scan):
-        parts = [placed.part for placed in given.parts]
+        parts, size = [placed.part for placed in given.parts], given.read_rows
     else:
         try:
             found = opened(given)
@@ -52,15 +58,20 @@ def streamed(
             raise _of_caller(error) from error
         parts = [_as_fitted(part, design) if isinstance(part, CSVPart) else part for part in found.parts]
         found.require(columns, "X_new")
+        size = found.rows
     if to is not None and os.path.realpath(to) in {os.path.realpath(part.label) for part in parts}:
         raise InvalidInput("to", "another file than those that are read", shown(str(to)), "choose another name")
-    done = 0
-    for part in parts:
-        for frame in _frames(part, columns, max(1, CHUNK // (len(columns) + len(names)))):
-            with placed_in(part.label):
-                made = make(frame)
-            yield made.set_axis(range(done, done + len(made)), axis=0)
-            done += len(made)
+    done, meter = 0, Meter()
+    with meter.watched(size, None, "predicting", progress):
+        for part in parts:
+            for frame in _frames(part, columns, max(1, CHUNK // (len(columns) + len(names)))):
+                with placed_in(part.label):
+                    made = make(frame)
+                yield made.set_axis(range(done, done + len(made)), axis=0)
+                done += len(made)
+                meter.add(len(made))
+    if not done:
+        yield nothing
 
 
 def _as_fitted(part: CSVPart, design: Design | None) -> CSVPart:

@@ -211,7 +211,9 @@ def shares(made: Rows, trials: Array, labels: Index | None) -> Rows:
     require_finite("trials", trials, labels)
     require_rows("trials", trials, trials > 0.0, labels, "positive", "leave out rows without a trial")
     inside = (made.y >= 0.0) & (made.y <= trials)
-    require_rows("y", made.y, inside, labels, "a number of successes between 0 and trials", "check both columns")
+    require_rows(
+        made.response, made.y, inside, labels, "a number of successes between 0 and trials", "check both columns"
+    )
     weights = trials if made.weights is None else trials * made.weights
     return replace(made, y=made.y / trials, weights=weights, trials=trials)
 

@@ -11,11 +11,13 @@ import numpy as np
 
 from equipoise.data.calls import CallReader, Uses
 from equipoise.data.columns import plain_values
+from equipoise.data.evaluation import inapplicable
 from equipoise.data.formula import Reading, functions_in_sight, parsed
 from equipoise.data.grammar import UserFunction, steadily
 from equipoise.data.marks import mark_columns
 from equipoise.data.summaries import LEARNERS
 from equipoise.data.taking import Taking, taking_part
+from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +77,7 @@ class Asked:
             return Taking(frame[list(self.roles)], pd.DataFrame(index=frame.index), {}, 0)
         beside = pd.DataFrame(self.given(frame), index=frame.index)
         marks = {"marks": frame[self.marks]} if self.marks else {}
-        return taking_part(frame[list(self.roles)], beside, marks, self.missing)
+        return taking_part(frame[list(self.roles)], beside, marks, self.missing, self.beside)
 
     def given(self, frame: pd.DataFrame) -> dict[str, pd.Series]:
         """Weights, frequency, offset and trials of every row of a table, as far as asked for."""
@@ -146,7 +148,7 @@ class Asked:
         functions: Mapping[str, UserFunction],
         state: dict[str, object],
     ) -> object:
-        """The value of one factor; what its calls learn is put into `state`."""
+        """The value of one factor, or why it has none; what its calls learn is put into `state`."""
         from formulaic import ModelSpec
         from formulaic.transforms import TRANSFORMS
         from formulaic.utils.layered_mapping import LayeredMapping
@@ -158,5 +160,12 @@ class Asked:
             "transforms": TRANSFORMS,
         }
         env = LayeredMapping(*(LayeredMapping(layer, name=name) for name, layer in layers.items()))
-        with np.errstate(all="ignore"):
-            return steadily(lambda: stateful_eval(expression, env, {}, state, ModelSpec(formula=[])))
+        try:
+            with np.errstate(all="ignore"):
+                return steadily(lambda: stateful_eval(expression, env, {}, state, ModelSpec(formula=[])))
+        except EquipoiseError:
+            raise
+        except Exception as error:  # whatever a function makes of columns that are not for it
+            # in formulaic's words, as for a table in memory
+            reason = f"Unable to evaluate factor `{expression}`. [{type(error).__name__}: {error}]"
+            raise inapplicable(str(self.formula), reason) from error

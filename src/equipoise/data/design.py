@@ -227,7 +227,14 @@ def without_offset(matrix: pd.DataFrame, offsets: Collection[str]) -> tuple[pd.D
 
 def learnt_encoding(reading: Reading, spec: ModelSpec) -> dict[str, Any]:
     """What formulaic learnt from a table, as fields of a `Design`; of two terms of one name it keeps one, which is refused."""
-    every, state = (str(name) for name in spec.column_names), spec.transform_state
+    every, state = [str(name) for name in spec.column_names], spec.transform_state
+    for offset in reading.offsets:
+        if offset not in every:
+            raise InvalidInput(
+                "formula", "one whose offsets are each a column of numbers",
+                f"{brief(offset)} in {shown(reading.text)}, which is made of text, levels or several columns",
+                "offset a column of numbers, or write it as a term",
+            )  # fmt: skip
     names = tuple(name for name in every if name not in reading.offsets)
     doubled = sorted({name for name in names if names.count(name) > 1})
     if doubled:

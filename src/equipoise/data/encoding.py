@@ -13,7 +13,7 @@ from equipoise.arrays import Array, Index
 from equipoise.cards import Card
 from equipoise.data.arrays import Rows, shares
 from equipoise.data.asked import Asked
-from equipoise.data.columns import Column, column_values, learnt, level_codes
+from equipoise.data.columns import Column, column_values, learnt, level_codes, numbers
 from equipoise.data.design import Design, learnt_encoding, without_offset
 from equipoise.data.evaluation import as_numbers, evaluated, specified
 from equipoise.data.formula import require_room
@@ -22,6 +22,7 @@ from equipoise.data.learning import Lessons
 from equipoise.data.marks import Marking, Marks, labels_of, mark_columns, times_of
 from equipoise.data.numeric import require_moderate
 from equipoise.data.recipes import Inputs, Recipe, recipe_for
+from equipoise.data.rowwise import require_rowwise
 from equipoise.data.stored import Learnt, thawed
 from equipoise.data.table import require_single, typed
 from equipoise.data.wording import placed_in
@@ -35,6 +36,8 @@ __all__ = ["LazyRows", "RowEncoder", "as_in_memory", "lighter", "marks_of", "row
 
 # Rows on which a quick way to the design matrix must give what the formula gives.
 _TRIED = 1000
+# Rows on which functions of the user's are compared with what they make of a part of them.
+_COMPARED = 10_000
 # Rows from which a pass gains more by compiled sums than it takes to load them: their columns are laid out for these.
 _MANY = 1_000_000
 
@@ -95,6 +98,11 @@ class LazyRows(Card):
             with placed_in(self.place):
                 _require_columns(self.rows.names, x, self.labels[index])
         return replace(self.rows.take(index), x=x)
+
+
+def _beside(name: str, values: pd.Series[Any]) -> Array:
+    """A column that was found to be of finite numbers, as it was then; only spans of time and the like have to be looked at."""
+    return values.to_numpy(np.float64) if values.dtype.kind in "biuf" else numbers(name, values)
 
 
 def _require_columns(names: tuple[str, ...], x: Array, labels: Index) -> None:
@@ -170,7 +178,7 @@ class RowEncoder:
     def _encoded(self, frame: pd.DataFrame, place: str) -> Rows | LazyRows:
         if self.whole:
             chosen = frame
-            given = {name: values.to_numpy(np.float64) for name, values in self.asked.given(frame).items()}
+            given = {name: _beside(name, values) for name, values in self.asked.given(frame).items()}
         else:
             taking = self.asked.taking(frame)
             chosen, given = taking.chosen, taking.numbers
@@ -256,6 +264,9 @@ def row_encoder(asked: Asked, lessons: Lessons, transforms: Mapping[str, dict[st
 
     sides, reading = asked.parsed
     witness = as_in_memory(lessons.witness, lessons)
+    if asked.context and lessons.lot.size:
+        some = as_in_memory(lessons.lot.fewer(_COMPARED).frame, lessons)
+        require_rowwise(asked, asked.taking(some).chosen, transforms)
     values, known, response_levels = typed(witness, reading)
     # of a chunk, however many rows there are
     require_room(sides, reading, asked.context, known, 1)

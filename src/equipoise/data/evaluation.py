@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from formulaic import Formula, ModelMatrices, ModelMatrix, ModelSpec
     from formulaic.materializers import FormulaMaterializer
 
-__all__ = ["as_numbers", "evaluated", "specified"]
+__all__ = ["as_numbers", "evaluated", "inapplicable", "specified"]
 
 
 def specified(
@@ -55,9 +55,14 @@ def evaluated(
             "add the levels, or recode or drop those rows",
         ) from error  # fmt: skip
     except Exception as error:
-        raise InvalidInput(
-            "formula", "applicable to the table", _reason(formula, error), "correct the formula or the table"
-        ) from error
+        raise inapplicable(formula, error) from error
+
+
+def inapplicable(formula: str, error: object) -> InvalidInput:
+    """The error for a formula that no rows can be made by."""
+    return InvalidInput(
+        "formula", "applicable to the table", _reason(formula, error), "correct the formula or the table"
+    )
 
 
 @cache
@@ -78,7 +83,7 @@ def _materializer() -> type[FormulaMaterializer]:
     return Strict
 
 
-def _reason(formula: str, error: BaseException) -> str:
+def _reason(formula: str, error: object) -> str:
     return f"{shown(formula)}: {brief(error, 300)}"
 
 

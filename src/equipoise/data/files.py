@@ -18,11 +18,11 @@ from urllib.parse import unquote
 from equipoise.checks import shown
 from equipoise.data.agreement import Found, kind_of
 from equipoise.data.batches import batch_rows
+from equipoise.data.framed import FramesPart
 from equipoise.data.parts import (
     ArrowPart,
     CSVPart,
     FragmentPart,
-    FramesPart,
     Location,
     ParquetPart,
     Part,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,9 +115,11 @@ def incomplete(frame: pd.DataFrame) -> Mask:
     return np.any(frame.isna().to_numpy(dtype=bool), axis=1)
 
 
-def require_complete(frame: pd.DataFrame, remedy: str = "drop or fill those rows") -> None:
-    """Raise, naming columns and rows, if a value is missing."""
-    columns = [str(name) for name in frame.columns if frame[name].isna().any()]
+def require_complete(
+    frame: pd.DataFrame, remedy: str = "drop or fill those rows", called: Mapping[str, str] | None = None
+) -> None:
+    """Raise, naming columns as they are called and rows, if a value is missing."""
+    columns = [(called or {}).get(str(name), str(name)) for name in frame.columns if frame[name].isna().any()]
     if columns:
         where = frame.index[incomplete(frame)]
         raise InvalidInput(

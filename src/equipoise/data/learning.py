@@ -19,6 +19,7 @@ from equipoise.data.asked import Asked
 from equipoise.data.columns import Level, first_of_each, require_few, simplified
 from equipoise.data.frames import compact, stacked
 from equipoise.data.kept import Far, Lot
+from equipoise.data.metering import Meter
 from equipoise.data.nesting import Aside, Given, States, bare, merged_states, noted
 from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import CSVPart, Part, numbered
@@ -134,7 +135,8 @@ class Learner:
 
     `known` are calls whose numbers were found before, `chunk` the rows to read at a time, `most` and `share` the rows of
     the sample and how likely a row is to be among them at most, `far` of which columns rows at the ends are kept, and how
-    many, and `aside` where what calls are given is kept, if it is.
+    many, `aside` where what calls are given is kept, if it is, and `meter` what counts the rows: that of a copy elsewhere is
+    its own.
     """
 
     asked: Asked
@@ -144,6 +146,7 @@ class Learner:
     share: float
     far: Far
     aside: Aside | None = None
+    meter: Meter = field(default_factory=Meter)
 
     def __call__(self, part: tuple[int, Part]) -> Lessons:
         """What is found in a part, which comes with its number."""
@@ -155,6 +158,7 @@ class Learner:
             # sums of what `center` and the like learn are those of any other process
             with placed_in(where.label), fixed_order():
                 lessons = self._found(frame, part, rng, limit, self.far if found is None else found.far.beyond)
+            self.meter.add(len(frame))
             found = lessons if found is None else found.within(lessons, self.most)
             if len(found.lot.priorities) == 1 and found.lot.size >= self.most:
                 limit = min(limit, float(found.lot.priority.max()))
@@ -208,7 +212,7 @@ class Learner:
         return given.told(self.asked, self.asked.factors, self.known)
 
     def _witness(
-        self, chosen: pd.DataFrame, expressed: Mapping[str, object]
+        self, chosen: pd.DataFrame, expressed: Mapping[str, Any]
     ) -> tuple[pd.DataFrame, dict[str, dict[Level, int]]]:
         """Rows in which every level of the block occurs."""
         import pandas as pd
@@ -216,7 +220,7 @@ class Learner:
         found = {name: first_of_each(name, chosen[name], roles) for name, roles in self.asked.roles.items()}
         for factor, value in expressed.items():
             role = frozenset({"coded" if "C" in self.asked.factors[factor] else "term"})
-            if getattr(value, "ndim", 1) == 1 and not isinstance(value, dict):
+            if np.shape(value) == (len(chosen),):
                 found[factor] = first_of_each(factor, pd.Series(value), role)
         places: dict[int, int] = {0: 0}
         levels = {

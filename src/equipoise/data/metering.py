@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +49,26 @@ class Meter:
         return self._seconds * size
 
     @contextmanager
-    def watched(self, size: int, passes: float, label: str, enabled: bool) -> Iterator[None]:
-        """Show passes over `size` rows, of which so many are expected; inside of another such, nothing more is shown."""
+    def watched(self, size: int, passes: float | None, label: str, enabled: bool) -> Iterator[None]:
+        """Show passes over `size` rows, of which so many are expected; inside of another such, nothing more is shown.
+
+        Without a number of passes it is a single one, whose size may be unknown, 0.
+        """
         if self._listener is not None or not enabled:
             yield
             return
         began, first = time.perf_counter(), self.rows
-        with Progress(label, int(passes * size), enabled) as bar:
+        with Progress(label, int((passes or 1) * size) or None, enabled) as bar:
 
             def listen(rows: int) -> None:
                 done = rows - first
                 speed = done / max(1e-9, time.perf_counter() - began)
-                turn = min(int(done / size) + 1, max(1, round(passes)))
-                bar.update(done, f"{label}, pass {turn} of about {passes:.0f}, {speed / 1e6:.3g} million rows/s")
+                words, total = "" if size else f", {done:,} rows", None
+                if passes is not None:
+                    turn = max(1, ceil(done / size))
+                    words = f", pass {turn} of about {max(turn, round(passes))}"
+                    total = int(max(turn, passes) * size)  # there may be more passes than foreseen
+                bar.update(done, f"{label}{words}, {speed / 1e6:.3g} million rows/s", total)
 
             self._listener = listen
             try:

@@ -6,12 +6,11 @@ number of rows, decoded one after the other, so that a part may be larger than m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from equipoise.checks import users_code
 from equipoise.data.arrow import as_pandas, regular, with_constants
 from equipoise.data.batches import read_batches
 from equipoise.data.texts import MISSING, Quotes, unclosed
@@ -27,7 +26,6 @@ __all__ = [
     "ArrowPart",
     "CSVPart",
     "FragmentPart",
-    "FramesPart",
     "Location",
     "Mistyped",
     "ParquetPart",
@@ -387,27 +385,3 @@ class StreamPart:
             tables = (pa.Table.from_batches([batch]).select(list(columns)) for batch in reader)
             for table in regular(tables, rows):
                 yield as_pandas(table)
-
-
-@dataclass(frozen=True)
-class FramesPart:
-    """A function that returns a fresh iterator of DataFrames; what it takes as long as one pass is one part."""
-
-    make: Callable[[], Iterable[Any]]
-    label: str = "the frames"
-    first: int = 0
-    count: None = None
-    identity: None = None
-
-    def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-        """Slices of the columns of each frame."""
-        from equipoise.data.frames import as_frame, picked
-
-        remedy = "pass for example lambda: pd.read_csv(path, chunksize=100_000)"
-        with users_code("source", "a function that returns a fresh iterator of DataFrames", remedy):
-            for frame in self.make():
-                if hasattr(frame, "__len__") and len(frame) == 0:
-                    continue
-                chosen = picked(as_frame(frame), columns)
-                for start in range(0, len(chosen), rows):
-                    yield chosen.iloc[start : start + rows]

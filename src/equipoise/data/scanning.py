@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import reduce
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.checks import checked_options, is_number, one_of, shown
+from equipoise.checks import checked_options, flag, is_number, one_of, shown
 from equipoise.data.agreement import Found
 from equipoise.data.arrays import Rows
 from equipoise.data.asked import Asked
@@ -26,6 +26,7 @@ from equipoise.data.files import as_floats, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.kept import Cells, Far
 from equipoise.data.learning import KEPT, Learner, Lessons, settled
+from equipoise.data.metering import Meter
 from equipoise.data.nesting import Aside, rounds, set_aside
 from equipoise.data.parts import ArrowPart, CSVPart, Mistyped, ParquetPart
 from equipoise.data.passage import CHUNK, workers_for
@@ -35,6 +36,7 @@ from equipoise.data.source import Executor, in_order
 from equipoise.data.stored import Learnt
 from equipoise.data.taking import every_row_missing, weightless
 from equipoise.errors import InvalidInput, warn
+from equipoise.progress import quiet
 
 __all__ = ["bytes_in", "scan"]
 
@@ -61,6 +63,7 @@ def scan(
     memory: str | int = "1GB",
     context: Mapping[str, UserFunction] | None = None,
     executor: object = None,
+    progress: bool = True,
 ) -> Scan[Rows] | Scan[Columns]:
     """Rows from files larger than memory, by a formula or as columns.
 
@@ -98,6 +101,8 @@ def scan(
     executor
         Where parts of the data are read, instead of on threads of this process: a `dask.distributed.Client`, or anything
         else with `submit`, such as a process pool. It needs access to the files.
+    progress
+        Show a progress bar when reading takes more than two seconds.
 
     Returns
     -------
@@ -118,6 +123,7 @@ def scan(
     (3, ('Intercept', 'g[T.b]'))
     """
     one_of("missing", missing, ("raise", "drop"))
+    flag("progress", progress)
     room = bytes_in(memory)
     shape = _shape(formula, columns)
     beside = {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials}
@@ -143,7 +149,8 @@ def scan(
     where = client_of(source, as_executor(executor))
     found = _found(source, asked)
     _require(found, asked)
-    found, lessons, transforms, readings = _taught(found, asked, room, where)
+    with quiet(not progress):
+        found, lessons, transforms, readings = _taught(found, asked, room, where)
     _require_rows(lessons, asked)
     told = all(part.identity is not None for part in found.parts)
     encoder: Any = column_encoder(asked, lessons, shape) if shape else row_encoder(asked, lessons, transforms, told)
@@ -249,13 +256,17 @@ def _taught(
 ) -> tuple[Found, Lessons, Mapping[str, dict[str, Learnt]], int]:
     """What the data tell, read until nothing is open: once, but for calls of functions of calls and misleading first rows."""
     known: dict[str, dict[str, Learnt]] = {}
-    readings, lessons = 0, None
+    readings, lessons, turn = 0, None, 0
     while True:
-        readings += 1
+        readings, turn = readings + 1, turn + 1
         # on a cluster rows stay where they are
         aside = set_aside(asked, found.rows) if lessons is None and executor is None else None
+        foreseen = max(turn, min(2, rounds(asked)) if executor is None else rounds(asked))
+        words, size = f"learning from the data, pass {turn} of {foreseen}", sum(lessons.rows) if lessons else found.rows
+        meter = Meter()
         try:
-            lessons = _lessons(found, asked, known, room, executor, lessons, aside)
+            with meter.watched(size, None, words, enabled=True):
+                lessons = _lessons(found, asked, known, room, executor, lessons, aside, meter)
         except Mistyped as error:
             readings += 1
             found = retyped(found, str(error), asked.needed)
@@ -277,6 +288,7 @@ def _lessons(
     executor: Executor | None,
     before: Lessons | None,
     aside: Aside | None,
+    meter: Meter,
 ) -> Lessons:
     """What one pass over the data tells; if there was one before, also all rows of levels that its sample has few of."""
     total = found.rows
@@ -289,15 +301,25 @@ def _lessons(
     )
     rare = None if before is None else _rare(before, asked, most)
     far = Far(columns, min(_AT_ENDS, most // (8 * max(1, len(columns)))), rare=rare)
-    learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far, aside)
+    # what is read elsewhere counts when it is there
+    here = meter if executor is None else Meter()
+    learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far, aside, here)
     if not found.parts:
         raise _no_rows()
     jobs, workers = list(enumerate(found.parts)), workers_for(room)
     with ThreadPoolExecutor(workers) as pool:
         waiting = workers if executor is None else slots_of(executor, workers)
         results = in_order(executor or pool, jobs, learner, waiting)
+        if executor is not None:
+            results = _counted(results, meter)
         lessons = reduce(lambda first, second: first.merged(second, most), results)
     return replace(lessons, lot=lessons.lot.fewer(most))
+
+
+def _counted(results: Iterable[Lessons], meter: Meter) -> Iterator[Lessons]:
+    for lessons in results:
+        meter.add(sum(lessons.rows))
+        yield lessons
 
 
 def _rare(before: Lessons, asked: Asked, most: int) -> tuple[Cells, ...]:

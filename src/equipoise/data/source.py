@@ -7,6 +7,7 @@ and draws samples. Nothing else touches whole arrays, so that rows in memory, in
 from __future__ import annotations
 
 import hashlib
+import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -160,12 +161,25 @@ def in_order(pool: Executor, parts: Iterable[Block], f: Callable[[Block], Result
         for part in parts:
             ahead.append(pool.submit(made, part))
             if len(ahead) >= waiting:
-                yield ahead.popleft().result()
+                yield _arrived(ahead.popleft())
         while ahead:
-            yield ahead.popleft().result()
+            yield _arrived(ahead.popleft())
     finally:
         for future in ahead:
             future.cancel()
+
+
+def _arrived(future: Any) -> Any:
+    """A result; where what makes it could not be sent to another process, what to do."""
+    try:
+        return future.result()
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        if "pickle" not in str(error):
+            raise
+        raise InvalidInput(
+            "executor", "threads, or one that all functions and data can be sent to", str(error).partition("\n")[0][:200],
+            "write the functions of source= and context= in a module, with def in place of lambda, or leave executor= out",
+        ) from error  # fmt: skip
 
 
 def chosen_rows(n: int, count: int, seed: int) -> Index:

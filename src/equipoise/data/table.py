@@ -154,15 +154,16 @@ def table(
     functions = user_functions(context)
     sides, reading = parsed(formula, functions)
     frame = as_frame(read_table(data) if isinstance(data, (str, Path)) else data)
-    beside = _beside(frame, {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials})
+    given = {"weights": weights, "frequency": frequency, "offset": offset, "trials": trials}
     marks = _marks(frame, clusters, time)
-    part = _taking_part(picked(frame, reading.columns), beside, marks, missing, reading)
+    part = _taking_part(picked(frame, reading.columns), _beside(frame, given), marks, missing, given, reading)
     if isinstance(data, (str, Path)) and Path(data).suffix.lower() in _TEXT:
         with placed_in(str(data)):
             spellings(part.chosen, reading.roles, str(data))
     values, known, response_levels = typed(part.chosen, reading)
     require_room(sides, reading, functions, known, len(part.chosen))
     left, right, spec = _matrices(sides, values, reading, functions, part.times)
+    encoding = learnt_encoding(reading, spec)
     left, right, part = _finite_sides(left, right, part, missing, reading)
     if part.dropped:
         warn(f"{part.dropped} of {len(frame)} rows with missing values were left out.")
@@ -174,7 +175,7 @@ def table(
     design = Design(
         formula=formula,
         columns=known,
-        **learnt_encoding(reading, spec),
+        **encoding,
         offset=offset if isinstance(offset, str) else None,
         array_offset=offset is not None and not isinstance(offset, str),
         dropped=part.dropped,
@@ -219,10 +220,15 @@ def _marks(frame: pd.DataFrame, clusters: Any, time: Any) -> dict[str, pd.DataFr
 
 
 def _taking_part(
-    chosen: pd.DataFrame, beside: pd.DataFrame, marks: dict[str, pd.DataFrame], missing: str, reading: Reading
+    chosen: pd.DataFrame,
+    beside: pd.DataFrame,
+    marks: dict[str, pd.DataFrame],
+    missing: str,
+    called: Mapping[str, object],
+    reading: Reading,
 ) -> Taking:
     """The rows that take part, at least one."""
-    part = taking_part(chosen, beside, marks, missing)
+    part = taking_part(chosen, beside, marks, missing, called)
     if len(part.chosen) == 0:
         raise every_row_missing() if part.dropped else weightless([n for n in ("weights", "frequency") if n in beside])
     if reading.lags and len(part.chosen) < len(chosen):

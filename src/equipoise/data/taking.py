@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,17 +63,30 @@ class Taking:
         return Taking(self.chosen[kept], self.beside[kept], marks, dropped)
 
 
-def taking_part(chosen: pd.DataFrame, beside: pd.DataFrame, marks: dict[str, pd.DataFrame], missing: str) -> Taking:
-    """The rows whose weight and frequency are not zero, once those with missing values were dropped or refused."""
+def taking_part(
+    chosen: pd.DataFrame,
+    beside: pd.DataFrame,
+    marks: dict[str, pd.DataFrame],
+    missing: str,
+    called: Mapping[str, object],
+) -> Taking:
+    """The rows whose weight and frequency are not zero, once those with missing values were dropped or refused.
+
+    `called` are the columns that stand beside, by what they are for; what is no name of one is passed over.
+    """
     weighted = np.ones(len(chosen), dtype=bool)
     for name in ("weights", "frequency"):
         if name in beside:
-            weighted &= ~(beside[name] == 0).fillna(False).to_numpy(dtype=bool)
+            nothing = np.timedelta64(0) if beside[name].dtype.kind == "m" else 0
+            weighted &= ~(beside[name] == nothing).fillna(False).to_numpy(dtype=bool)
     part = Taking(chosen, beside, marks, 0).left(weighted, 0)
     frames = (part.chosen, part.beside, *part.marks.values())
     if missing == "raise":
+        names = {use: column for use, column in called.items() if isinstance(column, str)}
         for frame in frames:
-            require_complete(frame, "drop or fill those rows, or fit with missing='drop'")
+            require_complete(
+                frame, "drop or fill those rows, or fit with missing='drop'", names if frame is part.beside else {}
+            )
         return part
     kept = ~np.any([incomplete(frame) for frame in frames], axis=0)
     return part.left(kept, int((~kept).sum()))
