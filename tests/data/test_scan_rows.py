@@ -122,6 +122,16 @@ def test_the_fingerprint_is_that_of_the_rows_not_of_their_place(frame, tmp_path)
         print_of("six", frame, weights="w"),
     ]
     assert len({key, *others}) == 5
+    plain = {"compression": None, "use_dictionary": False, "index": False}
+    prints = set()
+    for swapped in ([0, 1], [1, 0]):  # sizes, extremes and sums are the same
+        frame.assign(a=frame["a"].iloc[[*swapped, *range(2, N)]].to_numpy()).to_parquet(
+            tmp_path / "all.parquet", **plain
+        )
+        read = {eq.data.scan(tmp_path / "all.parquet", "y ~ a", memory=m).fingerprint() for m in ("1MB", "1GB")}
+        assert len(read) == 1
+        prints |= read
+    assert len(prints) == 2
     frame.to_csv(tmp_path / "a.csv")
     first = eq.data.scan(tmp_path / "a.csv", "y ~ a").fingerprint()
     frame.iloc[[1, 0, *range(2, N)]].to_csv(tmp_path / "a.csv")

@@ -37,6 +37,8 @@ __all__ = ["KEPT", "Learner", "Lessons", "settled"]
 
 # Rows of the random sample that is kept of what is read: knots are placed by it, and searches start from it.
 KEPT = 100_000
+# What checksums are counted in.
+_CIRCLE = 1 << 64
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Lessons:
         The extremes of a response that is a number which its own row tells.
     lot, far
         A random sample of the rows, and those at the ends of columns.
-    digest
-        A digest of every value, for parts that cannot tell theirs.
+    digest, check
+        A digest of every value, for parts that cannot tell theirs; of others, which tell some of them, a sum.
     spelt
         Where columns of text files have their first numbers and words.
     """
@@ -76,6 +78,7 @@ class Lessons:
     lot: Lot
     far: Far
     digest: str
+    check: int = 0
     spelt: Spelling = field(default_factory=dict)
 
     def merged(self, other: Lessons, most: int) -> Lessons:
@@ -101,6 +104,7 @@ class Lessons:
             self.lot.merged(other.lot, most),
             self.far.merged(other.far),
             hashlib.blake2b((self.digest + other.digest).encode(), digest_size=16).hexdigest(),
+            (self.check + other.check) % _CIRCLE,
             spelt,
         )
 
@@ -198,6 +202,7 @@ class Learner:
             _drawn(frame, places, times, rng, limit),
             far.of(frame, places),
             "" if where.identity is not None else _digest(frame),
+            0 if where.identity is None else _checksum(frame, part[0]),
             spelt,
         )
 
@@ -305,6 +310,21 @@ def _digest(frame: pd.DataFrame) -> str:
 
     values = pd.util.hash_pandas_object(frame, index=False).to_numpy()
     return hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=16).hexdigest()
+
+
+def _checksum(frame: pd.DataFrame, part: int) -> int:
+    """Σ value · place over the bits of all numbers and codes: rows in other places make another, however they are read."""
+    import pandas as pd
+
+    places = (2 * np.arange(frame.index[0], frame.index[-1] + 1, dtype=np.uint64) + 1) * np.uint64(2 * part + 1)
+    total = 0
+    for k, name in enumerate(frame.columns):
+        column = frame[name]
+        values = column.cat.codes.to_numpy() if isinstance(column.dtype, pd.CategoricalDtype) else column.to_numpy()
+        if values.dtype.kind in "biufmM":
+            wide = values if values.dtype.itemsize == 8 else values.astype(np.float64)
+            total += (2 * k + 1) * int(np.dot(np.ascontiguousarray(wide).view(np.uint64), places))
+    return total % _CIRCLE
 
 
 def settled(
