@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 import equipoise as eq
@@ -204,3 +205,117 @@ def test_a_computed_response_outside_of_the_range_is_named(table) -> None:
     )
     with pytest.raises(eq.InvalidInput, match=r"-1 at .*row 41,?000"):
         eq.bind(eq.glm("poisson"), source)
+
+
+# --- Curvature against many matrices --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parts(table, tmp_path_factory):
+    """Three files of some thousand rows, with a column far from zero and a rare level."""
+    made, few = tmp_path_factory.mktemp("parts"), table.slice(0, 6000)
+    year = 2000.0 + np.round(4.0 * few["x3"].to_numpy())
+    kind = np.where(np.arange(6000) % 997 == 3, "rare", "common")
+    few = few.append_column("year", pa.array(year)).append_column("kind", pa.array(kind))
+    for k in range(3):
+        parquet.write_table(few.slice(2000 * k, 2000), made / f"{k}.parquet", row_group_size=700)
+    return made
+
+
+def known(family, parts, columns="x0 + x1 + x2 + x3", **options):
+    """Moments of files and of the same rows in memory at one θ, and the files."""
+    source = eq.data.scan(parts, f"{family} ~ {columns}", weights="w", frequency="f", **options)
+    model = eq.glm(family)
+    here = eq.bind(model, source.whole())
+    theta = eq.fit(here).theta
+    return eq.bind(model, source).moments(theta), here.moments(theta), source
+
+
+@pytest.mark.parametrize("batches", ["independent", "leverage"])
+@pytest.mark.parametrize(
+    ("family", "columns", "tolerance"),
+    [
+        ("poisson", "x0 + x1 + x2 + x3", 1e-12),
+        ("gamma", "x0 + x1 + x2 + x3", 1e-12),
+        # 500 standard deviations from zero: their square times a rounding, which products of columns as they are would square
+        ("poisson", "x0 + x1 + year + kind", 1e-9),
+    ],
+)
+def test_curvature_against_any_matrix_takes_two_passes(family, columns, tolerance, batches, parts) -> None:
+    found, expected, source = known(family, parts, columns)
+    rule = eq.Dynamics(batch_size=16, batches=batches).rule
+    root = np.linalg.cholesky(np.linalg.inv(expected.hessian))
+    rng, before = np.random.default_rng(3), source.passes
+    for _ in range(6):
+        A = rng.normal(size=(5, 5))
+        S = root @ (A + A.T) @ root.T  # indefinite
+        for asked in (lambda m, S=S: m.drawn(rule).quadratic(S) @ root, lambda m, S=S: m.third_derivative(S)):
+            one, other = (root.T @ asked(m) for m in (found, expected))
+            np.testing.assert_allclose(one, other, rtol=0.0, atol=tolerance * np.abs(other).max())
+    assert source.passes - before == 2.0
+    # a rule of its own is another operator
+    assert np.abs(found.curvature_noise(S) - found.curvature_noise(S, eq.Dynamics(16, batches="leverage"))).max() > 0.0
+
+
+def test_many_columns_are_written_out_when_passes_have_cost_as_much(parts, monkeypatch) -> None:
+    monkeypatch.setattr("equipoise.models.linear_curvature._FLOPS", 15.0)  # 15² / (15 · 5): three passes
+    found, _, source = known("poisson", parts)
+    before = source.passes
+    for k in range(1, 8):
+        found.curvature_noise(k * np.eye(5))
+    assert source.passes - before == 4.0
+    # and not at all where it would take more than a share of the memory for reading
+    found, _, source = known("poisson", parts, memory="1MB")
+    monkeypatch.setattr("equipoise.models.linear_curvature._HELD", 1000)
+    before = source.passes
+    for k in range(1, 8):
+        found.curvature_noise(k * np.eye(5))
+    assert source.passes - before == 7.0
+
+
+LAWS = {
+    "plain": eq.Dynamics(batch_size=64),
+    "without replacement": eq.Dynamics(batch_size=64, replacement=False),
+    "momentum": eq.Dynamics(batch_size=64, momentum=0.5),
+    "leverage": eq.Dynamics(batch_size=64, batches="leverage"),
+    "control variates": eq.Dynamics(batch_size=64, gradient="control-variate"),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_law_and_its_limits_take_two_passes(name, parts) -> None:
+    found, expected, source = known("poisson", parts)
+    dynamics, before, steps = LAWS[name], source.passes, np.linalg.inv(expected.hessian)
+    noise = "completed" if name == "control variates" else "langevin"
+
+    def numbers(moments):
+        tuned = eq.tune(moments, eq.sandwich(moments), dynamics, noise=noise)
+        law = eq.stationary(moments, 0.05 * steps, dynamics, noise=tuned.predicted.noise)
+        start = np.sqrt(np.diag(law.cov))
+        for given in (tuned.predicted, law):
+            yield from (given.is_stable, given.spectral_radius, given.iact(), given.burn_in(start))
+            yield from (given.covariance_floor(100), *(given.mean_bias / start), *(given.cov / np.outer(start, start)))
+        yield eq.max_stable_step(moments, dynamics)
+        with pytest.raises(eq.UnstableStep) as caught:
+            eq.stationary(moments, 50.0 * steps, dynamics, noise=tuned.predicted.noise)
+        yield from (caught.value.spectral_radius, caught.value.largest_multiple)
+
+    ours, theirs = (np.hstack([np.ravel(v) for v in numbers(m)]).astype(float) for m in (found, expected))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-10, atol=1e-12)
+    # the scatter of scores of rows drawn by leverage is one of its own
+    assert source.passes - before == (3.0 if name == "leverage" else 2.0)
+
+
+def test_the_best_batch_and_decay_of_files_are_found_in_few_passes(parts) -> None:
+    source = eq.data.scan(parts, "bernoulli ~ x0 + x1 + x2", weights="w", frequency="f")
+    model, dynamics, rows = eq.glm("bernoulli", prior_precision=1.0), eq.Dynamics(batch_size=64), source.whole()
+    before = source.passes
+    batch = eq.optimal_batch_size(model, source, source, 0.5, dynamics)
+    # the fit, moments, two for all laws, and the test loss
+    assert source.passes - before <= 6.0
+    assert batch.best == eq.optimal_batch_size(model, rows, rows, 0.5, dynamics).best
+    before = source.passes
+    decay = eq.optimal_weight_decay(model, source, source, 0.05, dynamics, low=1.0, high=100.0)
+    # rows of training and of test data, which fit into memory
+    assert source.passes - before == 2.0
+    assert decay.loss == eq.optimal_weight_decay(model, rows, rows, 0.05, dynamics, low=1.0, high=100.0).loss

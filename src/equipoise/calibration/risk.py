@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -11,10 +12,11 @@ from numpy.typing import ArrayLike
 from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import instance, positive
+from equipoise.data.scanned import Scan
 from equipoise.errors import InvalidInput, UnstableStep
 from equipoise.fitting.fit import Fit, fit
-from equipoise.models.binding import bind, verb
-from equipoise.models.problem import Problem
+from equipoise.models.binding import bind, held_whole, verb
+from equipoise.models.problem import Derivatives, Problem
 from equipoise.models.verbs import moments, settle
 from equipoise.theory.dynamics import Dynamics
 from equipoise.theory.moments import Moments
@@ -91,10 +93,7 @@ def expected_test_loss(problem: Problem, fit: Fit, law: Stationary) -> ExpectedL
         Its value and parts; `float()` gives the value.
     """
     instance("law", law, Stationary, "take one from eq.stationary, or tuning.predicted")
-    here, params = settle(problem.without_prior(), fit)
-    value, gradient, hessian, _ = here.derivatives(here.flatten(params), 2)
-    bias = float(gradient @ np.nan_to_num(law.mean_bias))
-    return ExpectedLoss(value, bias, 0.5 * float(np.sum(hessian * law.cov)))
+    return _expected(_tested(problem, fit), law)
 
 
 @verb
@@ -108,6 +107,9 @@ def optimal_weight_decay(
     high: float | None = None,
 ) -> Optimum:
     """The prior precision γ (R = ½ γ ‖θ − m‖²) that minimises the chain's expected test loss at a fixed step.
+
+    It fits the model at some sixty values of γ. Rows in files are therefore read into memory first if they take at most a
+    quarter of the `memory` for reading; else every fit takes passes of its own.
 
     Parameters
     ----------
@@ -126,8 +128,9 @@ def optimal_weight_decay(
     Optimum
     """
     instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
+    problem = _at_hand(problem)
     base = problem.at_constant(fit(problem.with_precision(0.0)).constant)
-    test = bind(base.model, test_data)
+    test = _at_hand(bind(base.model, test_data))
     low, high = positive("low", low), None if high is None else positive("high", high)
     if high is None:
         plain = base.with_precision(0.0)
@@ -139,7 +142,8 @@ def optimal_weight_decay(
     def loss(gamma: float) -> float:
         decayed = base.with_precision(gamma)
         fitted = fit(decayed)
-        return _loss(test, fitted, moments(decayed, fitted), step, dynamics)
+        law = _law(moments(decayed, fitted), step, dynamics)
+        return np.inf if law is None else expected_test_loss(test, fitted, law).value
 
     grid = np.concatenate([[0.0], np.geomspace(low, high, 41)])
     losses = np.array([loss(g) for g in grid])
@@ -176,9 +180,10 @@ def optimal_batch_size(
     tolerance = positive("tolerance", tolerance, "0.01 accepts one per cent more than the best loss")
     instance("dynamics", dynamics, Dynamics, "make them with eq.Dynamics(batch_size=...)")
     fitted = fit(problem)
-    found, test = moments(problem, fitted), bind(problem.model, test_data)
+    found, tested = moments(problem, fitted), _tested(bind(problem.model, test_data), fitted)
     grid = np.unique(np.geomspace(1, found.n, 60).astype(int))
-    losses = np.array([_loss(test, fitted, found, step, replace(dynamics, batch_size=int(size))) for size in grid])
+    laws = (_law(found, step, replace(dynamics, batch_size=int(size))) for size in grid)
+    losses = np.array([np.inf if law is None else _expected(tested, law).value for law in laws])
     best = losses.min()
     if not np.isfinite(best):
         raise InvalidInput("step", "stable for some batch size", step, "use a smaller step: see eq.max_stable_step")
@@ -186,13 +191,32 @@ def optimal_batch_size(
     return Optimum(float(grid[enough]), float(losses[enough]), grid.astype(np.float64), losses)
 
 
-def _loss(test: Problem, fitted: Fit, found: Moments, step: ArrayLike, dynamics: Dynamics) -> float:
-    """Expected test loss of a chain; infinite where it is unstable."""
+def _at_hand(problem: Problem) -> Problem:
+    """The same problem on rows in memory, if they are in files and small."""
+    source = problem.source
+    if not isinstance(source, Scan) or not held_whole(source):
+        return problem
+    return cast(Problem, replace(cast(Any, problem), source=source.whole()))
+
+
+def _tested(problem: Problem, fitted: Fit) -> Derivatives:
+    """The test loss around the minimiser, without the prior."""
+    here, params = settle(problem.without_prior(), fitted)
+    return here.derivatives(here.flatten(params), 2)
+
+
+def _expected(tested: Derivatives, law: Stationary) -> ExpectedLoss:
+    """Its mean under a law."""
+    bias = float(tested.gradient @ np.nan_to_num(law.mean_bias))
+    return ExpectedLoss(tested.value, bias, 0.5 * float(np.sum(tested.hessian * law.cov)))
+
+
+def _law(found: Moments, step: ArrayLike, dynamics: Dynamics) -> Stationary | None:
+    """The law of a chain; None where it is unstable."""
     try:
-        law = stationary(found, step, dynamics)
+        return stationary(found, step, dynamics)
     except UnstableStep:
-        return np.inf
-    return expected_test_loss(test, fitted, law).value
+        return None
 
 
 def _refined(loss: Callable[[float], float], grid: Array, losses: Array) -> Optimum:

@@ -118,13 +118,18 @@ def _bound(
         return model.bind(table(data, formula, **options))
     source = scan(data, formula, **options, memory=memory, executor=executor)
     # the rows that a formula makes of large files may be small
-    if executor is not None or source.size > source.memory // 4:
+    if not held_whole(source):
         return model.bind(source)
     try:
         return model.bind(source.marked().whole())
     except InvalidInput:
         model.bind(source)  # names rows by their file
         raise
+
+
+def held_whole(source: Scan[Any]) -> bool:
+    """Whether its rows are few enough beside the memory for reading to be read once for all."""
+    return source.executor is None and source.size <= source.memory // 4
 
 
 def _is_large(data: object) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.files import available_memory
-from equipoise.linalg import Sums, added_form, symmetric
+from equipoise.linalg import Sums, Total, added_form, symmetric
 from equipoise.models.core import ALIKE, CORE, Chances
 from equipoise.models.passes import (
     AbsolutePass,
@@ -27,7 +27,8 @@ from equipoise.models.passes import (
     standing_rows,
 )
 from equipoise.models.rowwise import StackedSums
-from equipoise.models.sums import derivatives, weighted
+from equipoise.models.sums import derivatives, gram, weighted
+from equipoise.models.written import Written, WrittenPass
 from equipoise.theory.curvature import ImagePass
 from equipoise.theory.expansion import RankOneExpansion, expanded_rows
 
@@ -43,14 +44,25 @@ _SHARE = 0.25  # of the memory at hand that their copy may take
 _LOT = 1 << 15  # rows that tell how large v is
 _MOST = 1 << 17  # rows that stand for all in a fit
 _LEAST = 0.1  # of the mean second derivative, which rows count as having at least
-_HELD = 32  # times they would fit into the memory for reading
+_HELD = 32  # times they, or the sums of the operator, would fit into the memory for reading
+_FLOPS = 1000.0  # of a product that take as long as a pass over local files takes for each number it reads
+
+
+@dataclass
+class _Known:
+    """What was summed up at one θ: against the last matrices, in how many passes so far, and by each rule against any."""
+
+    last: dict[bytes, CurvatureSums] = field(default_factory=dict)
+    passes: int = 0
+    written: dict[int, Written] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LinearCurvature:
     """Curvature of a linear-predictor loss: J_n = h_n x_n x_nᵀ, third derivative t_n x_n ⊗ x_n ⊗ x_n.
 
-    One pass gives both averages against a matrix, and the last ones are kept: a law asks for one after the other.
+    One pass gives both averages against a matrix, and the last ones are kept: a law asks for one after the other. Of rows in
+    files, once passes for other matrices have taken as long as that does, one pass more gives the averages against any.
     `leverage` is how rows are drawn, None for all alike; `other` a rule by leverages whose sums are made in the same
     passes, where these are what costs. `stacked` and `absolute` are sums that the pass of the moments made besides: those
     of an estimated constant, and Σ |h| x xᵀ.
@@ -62,7 +74,7 @@ class LinearCurvature:
     stacked: StackedSums | None = None
     absolute: Array | None = None
     other: Leveraging | None = None
-    _last: dict[bytes, CurvatureSums] = field(default_factory=dict, repr=False, compare=False)
+    _known: _Known = field(default_factory=_Known, repr=False, compare=False)
 
     @property
     def travels(self) -> bool:
@@ -71,11 +83,14 @@ class LinearCurvature:
 
     def quadratic(self, S: Array) -> Array:
         """mean h_n² (x_nᵀ S x_n) x_n x_nᵀ."""
-        return symmetric(self._sums(S).quadratic[self._rule]) / self.problem.source.n
+        written = self._written(S, (self._rule,))
+        total = self._sums(S).quadratic[self._rule] if written is None else written.quadratic(S)
+        return symmetric(total) / self.problem.source.n
 
     def third(self, S: Array) -> Array:
         """mean t_n (x_nᵀ S x_n) x_n."""
-        return self._sums(S).third / self.problem.source.n
+        written = self._written(S, self._known.written)
+        return (self._sums(S).third if written is None else written.third(S)) / self.problem.source.n
 
     def third_along(self, vectors: Array) -> Array:
         """mean t_n (x_nᵀv)² x_n."""
@@ -129,10 +144,7 @@ class LinearCurvature:
         """The pass that keeps rows which stand for all by their leverages: more than elsewhere, for they save a fit passes."""
         source = self.problem.source
         hessian = self.sampled(_LOT).problem.derivatives(self.theta, 2).hessian
-        # columns and combinations of levels that a sample does not have are of few rows: as if they were one of average size
-        size = np.diag(hessian)
-        size = np.where(size > 0.0, size, np.mean(size))
-        inverse = symmetric(np.linalg.inv(added_form(hessian, size / source.n)).astype(np.float64))
+        inverse = symmetric(np.linalg.inv(_filled(hessian, source.n)).astype(np.float64))
         room = getattr(source, "memory", np.inf) // (_HELD * 8 * (self.theta.size + 5))
         # a robust loss bends for other rows after a step, its log loss for all that may matter
         plain = replace(self, problem=replace(self.problem, model=replace(self.problem.model, divergence=None)))
@@ -208,19 +220,47 @@ class LinearCurvature:
         """Which of the rules that passes are made for is its own."""
         return int(self.leverage is not None and self.other is not None)
 
+    def _written(self, S: Array, rules: Iterable[int]) -> Written | None:
+        """The operator written out by one of some rules, if there is one; None for an S whose sums are kept."""
+        kept = self._known.written
+        return None if S.tobytes() in self._known.last else next((kept[k] for k in rules if k in kept), None)
+
     def _sums(self, S: Array) -> CurvatureSums:
-        """The sums against S, and rows that stand for all where a further pass would cost as much."""
-        key = S.tobytes()
-        if key not in self._last:
+        """The sums against S, and rows that stand for all where a further pass would cost as much; the last two are kept."""
+        key, known = S.tobytes(), self._known
+        if key not in known.last:
             source, (matrix, root) = self.problem.source, _rooted(S)
             rules = (self.leverage,) if self.other is None else (None, self.other)
             f = CurvaturePass(self.problem.model, self.theta, matrix, root, rules)
             if not source.in_memory and source.n > _LOT:
                 f = f.keeping(self.sampled(_LOT).problem.source, source.n)
-            found = source.reduce(f)
-            self._last.clear()
-            self._last[key] = found
-        return self._last[key]
+            found = self._with_written(f) if self._worth_writing else source.reduce(f)
+            known.last = dict(list(known.last.items())[-1:]) | {key: found}
+            known.passes += 1
+        return known.last[key]
+
+    @property
+    def _worth_writing(self) -> bool:
+        """Whether it is time to write the operator out: that takes no longer than the passes made, and fits into memory."""
+        source, numbers = self.problem.source, self._pairs**2
+        if source.in_memory or self._rule in self._known.written:
+            return False
+        fits = 8 * _HELD * numbers <= getattr(source, "memory", np.inf)
+        return fits and self._known.passes >= max(1.0, numbers / (_FLOPS * self.theta.size))
+
+    @property
+    def _pairs(self) -> int:
+        return self.theta.size * (self.theta.size + 1) // 2
+
+    def _with_written(self, f: Callable[[Rows], Sums]) -> Sums:
+        """What a pass sums up, and from the same reading the operator written out, which is kept."""
+        source, some = self.problem.source, self.sampled(_LOT).problem.source
+        squares = some.reduce(lambda rows: Total(gram(rows.x, rows.counts))).total / some.n
+        root = np.linalg.cholesky(_filled(squares, source.n)).astype(np.float64)
+        write = WrittenPass(self.problem.model, self.theta, np.linalg.inv(root).astype(np.float64), self.leverage)
+        both = source.reduce(Both(f, write), self._pairs)
+        self._known.written[self._rule] = Written(root, both.second)
+        return both.first
 
 
 def leveraging(
@@ -234,6 +274,16 @@ def leveraging(
     if absolute is None:
         absolute = problem.source.reduce(AbsolutePass(problem.settled(theta).model, theta)).total
     return Leveraging(root, float(np.sum(inverse * symmetric(absolute))) / problem.source.n)
+
+
+def _filled(matrix: Array, n: int) -> Array:
+    """The mean squares of a sample's columns, which is written into, with what makes them positive as those of n rows.
+
+    Columns and combinations of levels that a sample does not have are of few rows: as if they were one of average size.
+    """
+    size = np.diag(matrix)
+    size = np.where(size > 0.0, size, np.mean(size))
+    return added_form(matrix, size / n)
 
 
 def _rooted(S: Array) -> tuple[Array, Array | None]:

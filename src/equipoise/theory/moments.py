@@ -187,11 +187,16 @@ class Moments(Card):
         """The covariance of a drawn row's score: V, or that of the weighted rows."""
         if not rule.weighted:
             return self.score_cov
-        return symmetric(self._leveraged.scatter() - np.outer(self.mean_score, self.mean_score))
+        return symmetric(self._leveraged_scatter - np.outer(self.mean_score, self.mean_score))
 
     @cached_property
     def _leveraged(self) -> Curvature:
         return self._operator().leveraged(np.linalg.inv(self.hessian).astype(np.float64), self.loss_hessian)
+
+    @cached_property
+    def _leveraged_scatter(self) -> Array:
+        """Kept: every law of rows drawn by leverage asks for it, and it takes a pass over the data."""
+        return self._leveraged.scatter()
 
     def score_curvature(self, basis: Array) -> Array:
         """mean (J_n − J) r rᵀ (g_n − ḡ) for every column r of a basis, as columns (theory §15)."""
