@@ -12,7 +12,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.fields import Columns
 from equipoise.linalg import Sums, Total, fixed_order, symmetric
-from equipoise.models.core import ALIKE, Chances, lots, standing
+from equipoise.models.core import ALIKE, Chances, height_of, lots, standing
 from equipoise.models.general.functions import DIRECTIONS
 from equipoise.theory.curvature import emphasis
 from equipoise.theory.expansion import FullExpansion, expanded_rows
@@ -103,7 +103,7 @@ class GeneralCurvature:
         key = S.tobytes()
         if key not in self._last:
             bends = self._bends(S)
-            chances = Chances.of(self.sampled(_LOT)._every_size(S), self.problem.source.n)
+            chances = Chances.of(self.sampled(_LOT)._every_size(S), height_of(self.problem.source))
 
             def both(b: Padded) -> _FileSums:
                 J = np.asarray(self.problem.functions.hessians(self.theta, b.rows))[: b.size]
