@@ -53,6 +53,24 @@ def test_the_kept_sample_counts_frequencies(frame, tmp_path, monkeypatch) -> Non
     assert abs(found - share) < 5.0 * np.sqrt(share * (1.0 - share) / 1500)
 
 
+def test_frequencies_of_any_size_take_no_room(frame, tmp_path, monkeypatch) -> None:
+    """4·10¹¹ observations, of which half the sample is of the first 50 rows; and rows that stand for them all are found."""
+    monkeypatch.setattr("equipoise.data.scanning.KEPT", 2000)
+    monkeypatch.setattr("equipoise.data.scanned.ENOUGH", 2000)
+    frame["f"] = np.where(np.arange(N) < 50, 4 * 10**9, 2 * 10**11 // (N - 50))
+    frame["row"] = np.arange(N, dtype=float)
+    frame.to_parquet(tmp_path / "all.parquet", row_group_size=100)
+    source = eq.data.scan(tmp_path, "y ~ a + row", frequency="f")
+    assert source.n == frame["f"].sum()
+    assert source.lot.size == 2048
+    sample = source.sample(2000, seed=None)
+    assert sample.n == 2000
+    share = 50 * 4 * 10**9 / source.n
+    assert abs(float(np.mean(sample.x[:, 2] < 50)) - share) < 5.0 * np.sqrt(share * (1.0 - share) / 2000)
+    expected = eq.fit(eq.glm("poisson"), eq.data.table(frame, "y ~ a + row", frequency="f")).theta
+    np.testing.assert_allclose(eq.fit(eq.glm("poisson"), source).theta, expected, rtol=1e-8)
+
+
 def test_knots_come_from_the_sample_and_bounds_from_all_rows(frame, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("equipoise.data.scanning.KEPT", 200)
     frame.to_parquet(tmp_path / "all.parquet")

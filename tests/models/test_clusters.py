@@ -10,6 +10,7 @@ import pytest
 import statsmodels.api as sm
 
 import equipoise as eq
+from equipoise.data.marks import labels_of
 from equipoise.models.robust import KINDS, covariance
 from tests.models.conftest import CLUSTERS, N, bound, close
 
@@ -40,6 +41,17 @@ def test_labels_of_any_kind_say_the_same(panel) -> None:
         firm[:, None], pd.DataFrame({"firm": words}), {"firm": firm}, -firm,
     ):  # fmt: skip
         np.testing.assert_allclose(eq.robust(problem, fit, kind="CRV1", clusters=labels), expected, rtol=1e-10)
+
+
+def test_each_word_is_hashed_once_and_none_without_rows(monkeypatch) -> None:
+    words = np.array([f"firm {k % 7}" for k in range(100)], dtype=object)
+    expected = pd.util.hash_array(words).view(np.int64)
+    hashed, made = [], pd.util.hash_array
+    monkeypatch.setattr(pd.util, "hash_array", lambda some, **how: hashed.append(len(some)) or made(some, **how))
+    levels = pd.CategoricalDtype([f"firm {k}" for k in range(1000)])
+    for labels in (words, pd.Series(words, dtype="str"), pd.Series(words).astype(levels)):
+        np.testing.assert_array_equal(labels_of(labels, "firm"), expected)
+    assert hashed == [7, 7, 7]
 
 
 def test_tables_keep_columns_as_clusters_and_drop_with_them(panel) -> None:

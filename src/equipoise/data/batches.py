@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equipoise.data.arrow import is_text, rows_at_once
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -151,6 +153,7 @@ def read_batches(stream: Any, numbers: Sequence[int], columns: Sequence[str], ro
     schema = ipc.open_file(stream).schema
     fields = [schema.names.index(name) for name in columns if name in schema.names] or [0]
     found, little = _batches(stream, numbers)
+    rows = rows_at_once([schema.field(k) for k in fields], rows)
     for k, batch in zip(numbers, found, strict=True):
         places = _places(schema, batch) if little and batch.rows > _AT_ONCE * rows else None
         if places is None:
@@ -183,7 +186,7 @@ def _pieces(
         if not _in_pieces(kind):
             whole = _whole(stream, [k], number).column(0)
             return whole.slice
-        count = 3 if _is_text(kind) else 2
+        count = 3 if is_text(kind) else 2
         valid, *others = (_Bytes.of(stream, batch.codec, *at) for at in batch.buffers[first : first + count])
         return _Column(kind, None if batch.empty[node] else valid, *others)
 
@@ -193,17 +196,11 @@ def _pieces(
         yield pa.RecordBatch.from_arrays([read(start, count) for read in readers], schema=chosen)
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-
-
 def _in_pieces(kind: pa.DataType) -> bool:
     """Whether the buffers of a column are in the order of its rows: numbers, dates, truth values and text."""
     from pyarrow import types
 
-    return _is_text(kind) or types.is_primitive(kind) or types.is_decimal(kind)
+    return is_text(kind) or types.is_primitive(kind) or types.is_decimal(kind)
 
 
 def _places(schema: pa.Schema, batch: _Batch) -> list[tuple[int, int]] | None:
@@ -234,7 +231,7 @@ def _own_buffers(kind: pa.DataType) -> int | None:
 
     if types.is_null(kind):
         return 0
-    if _is_text(kind):
+    if is_text(kind):
         return 3
     plain = types.is_primitive(kind) or types.is_decimal(kind) or types.is_fixed_size_binary(kind)
     if plain or types.is_dictionary(kind) or str(kind) in {"string_view", "binary_view"}:

@@ -30,6 +30,8 @@ __all__ = [
 
 # Categories that a few rows may have of the table they are from.
 _FEW_LEVELS = 1000
+# Bytes of text per row from which on it is kept once for all rows that have it.
+_LONG_TEXT = 64
 
 
 def as_frame(data: object) -> pd.DataFrame:
@@ -100,13 +102,19 @@ def stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
 
 
 def compact(frame: pd.DataFrame) -> pd.DataFrame:
-    """Some rows of a large table, without the categories of the others where these are many: they would take more room."""
+    """Some rows of a large table in little room: many categories without those of other rows, long text that repeats once."""
     import pandas as pd
 
     for name in frame.columns:
-        kind = frame[name].dtype
+        column = frame[name]
+        kind = column.dtype
         if isinstance(kind, pd.CategoricalDtype) and len(kind.categories) > max(_FEW_LEVELS, len(frame)):
-            frame = frame.assign(**{str(name): frame[name].cat.remove_unused_categories()})
+            frame = frame.assign(**{str(name): column.cat.remove_unused_categories()})
+        elif isinstance(kind, pd.StringDtype) and column.array.nbytes > _LONG_TEXT * len(frame):
+            codes, texts = pd.factorize(column)
+            # rows with the same text refer to one
+            shared = np.append(np.asarray(texts, dtype=object), np.nan)[codes]
+            frame = frame.assign(**{str(name): pd.Series(shared, index=frame.index, dtype=object)})
     return frame
 
 

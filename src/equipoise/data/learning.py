@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from formulaic.parser.types import Factor
 
-__all__ = ["KEPT", "Learner", "Lessons", "settled"]
+__all__ = ["KEPT", "Learner", "Lessons", "enough_of", "settled"]
 
 # Rows of the random sample that is kept of what is read: knots are placed by it, and searches start from it.
 KEPT = 100_000
@@ -199,7 +199,7 @@ class Learner:
             levels,
             states,
             self._ends(chosen) if count else None,
-            _drawn(frame, places, times, rng, limit),
+            _drawn(frame, places, times, rng, limit, self.most),
             far.of(frame, places),
             "" if where.identity is not None else _digest(frame),
             0 if where.identity is None else _checksum(frame, part[0]),
@@ -290,17 +290,24 @@ def _moderate(column: pd.Series[Any]) -> bool:
         return values.dtype.kind != "f" or bool(float(values @ values) <= LARGEST**2)
 
 
+def enough_of(most: int, total: int) -> float:
+    """What at least `most` of so many random numbers are below, but for one case in a million; 1 where that is all."""
+    return min(1.0, (most + 6.0 * np.sqrt(most) + 10.0) / total) if total else 1.0
+
+
 def _drawn(
-    frame: pd.DataFrame, places: Index | None, times: Index | None, rng: np.random.Generator, limit: float
+    frame: pd.DataFrame, places: Index | None, times: Index | None, rng: np.random.Generator, limit: float, most: int
 ) -> Lot:
     """The observations whose random number is below the limit; each draws its own, also those that share a row.
 
-    They are at some places of the table, or at all.
+    They are at some places of the table, or at all. Rows may stand for more than there is room for: of their observations
+    only those are made that can be among the `most` that are kept.
     """
     if times is None:
         priority = rng.random(len(frame) if places is None else places.size)
         below = np.flatnonzero(priority < limit)
         return Lot((priority[below],), (compact(frame.iloc[below if places is None else places[below]]),))
+    limit = min(limit, enough_of(most, int(times.sum())))
     below = np.repeat(np.arange(len(frame)) if places is None else places, rng.binomial(times, limit))
     return Lot((limit * rng.random(below.size),), (compact(frame.iloc[below]),))
 

@@ -166,14 +166,16 @@ def labels_of(values: ArrayLike, name: str) -> Labels:
     series = pd.Series(values).reset_index(drop=True)
     _require_known(name, series.isna().to_numpy(dtype=bool))
     if isinstance(series.dtype, pd.CategoricalDtype):
-        # each level once
+        # each level once, of many only those of some row
+        if len(series.cat.categories) > len(series):
+            series = series.cat.remove_unused_categories()
         return labels_of(pd.Series(series.cat.categories), name)[series.cat.codes.to_numpy()]
     if series.dtype == object:
         series = series.infer_objects()
     if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iubfM":
         return labels_of(series.to_numpy(), name)
-    text = series.astype(str).to_numpy(dtype=object)
-    return pd.util.hash_array(text, categorize=True).view(np.int64)
+    codes, texts = pd.factorize(series.astype(str))
+    return pd.util.hash_array(np.asarray(texts, dtype=object), categorize=False).view(np.int64)[codes]
 
 
 def times_of(values: ArrayLike, name: str) -> Array:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from equipoise.data.arrow import as_pandas, regular, with_constants
+from equipoise.data.arrow import as_pandas, regular, rows_at_once, with_constants
 from equipoise.data.batches import read_batches
 from equipoise.data.texts import MISSING, Quotes, unclosed
 from equipoise.data.wording import brief, located
@@ -68,7 +68,7 @@ class Part(Protocol):
         ...
 
     def frames(self, columns: Sequence[str], rows: int) -> Iterator[pd.DataFrame]:
-        """Its rows as tables of the columns, each of so many rows but for the last."""
+        """Its rows as tables of the columns, each of so many rows but for the last; fewer where text is long."""
         ...
 
 
@@ -189,7 +189,9 @@ class ParquetPart:
             names = file.schema_arrow.names
             # of no column at all Arrow does not tell how many rows there are
             stored = [name for name in columns if name not in given or name in names] or names[:1]
-            batches = file.iter_batches(rows, list(self.groups), stored, use_threads=False)
+            size = sum(file.metadata.row_group(k).total_byte_size for k in self.groups) / self.count
+            few = rows_at_once((field for field in file.schema_arrow if field.name in stored), rows, size)
+            batches = file.iter_batches(few, list(self.groups), stored, use_threads=False)
             for table in regular((pa.Table.from_batches([batch]) for batch in batches), rows):
                 yield as_pandas(with_constants(table, self.constants, columns))
 
@@ -327,8 +329,8 @@ class TablePart:
         """Slices of the columns."""
         table = self.table.select(list(columns))
         with naming(self.label):
-            for start in range(0, table.num_rows, rows):
-                yield as_pandas(table.slice(start, rows))
+            for some in regular([table], rows):
+                yield as_pandas(some)
 
 
 @dataclass(frozen=True)
@@ -357,7 +359,7 @@ class FragmentPart:
         with naming(self.label):
             batches = self.fragment.to_batches(
                 columns=list(columns),
-                batch_size=rows,
+                batch_size=rows_at_once((field for field in self.schema if field.name in columns), rows),
                 batch_readahead=1,
                 fragment_readahead=1,
                 use_threads=False,

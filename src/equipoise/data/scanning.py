@@ -11,8 +11,6 @@ from functools import reduce
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
-
 from equipoise.checks import checked_options, flag, is_number, one_of, shown
 from equipoise.data.agreement import Found
 from equipoise.data.arrays import Rows
@@ -25,7 +23,7 @@ from equipoise.data.fields import Columns
 from equipoise.data.files import as_floats, opened, retyped
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.kept import Cells, Far
-from equipoise.data.learning import KEPT, Learner, Lessons, settled
+from equipoise.data.learning import KEPT, Learner, Lessons, enough_of, settled
 from equipoise.data.metering import Meter
 from equipoise.data.nesting import Aside, rounds, set_aside
 from equipoise.data.parts import ArrowPart, CSVPart, Mistyped, ParquetPart
@@ -291,18 +289,15 @@ def _lessons(
     meter: Meter,
 ) -> Lessons:
     """What one pass over the data tells; if there was one before, also all rows of levels that its sample has few of."""
-    total = found.rows
     width = len(asked.needed) + 1
     most = max(ENOUGH, min(KEPT, room // (16 * 8 * width)))
-    # as many rows as are wanted have smaller random numbers than this, but for one case in a million
-    share = min(1.0, (most + 6.0 * np.sqrt(most) + 10.0) / total) if total else 1.0
     columns = tuple(
         dict.fromkeys([*asked.roles, *(asked.beside[name] for name in ("offset",) if name in asked.beside)])
     )
     rare = None if before is None else _rare(before, asked, most)
     far = Far(columns, min(_AT_ENDS, most // (8 * max(1, len(columns)))), rare=rare)
     # what is read elsewhere counts when it is there
-    here = meter if executor is None else Meter()
+    here, share = meter if executor is None else Meter(), enough_of(most, found.rows)
     learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far, aside, here)
     if not found.parts:
         raise _no_rows()

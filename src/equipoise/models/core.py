@@ -6,14 +6,15 @@ that its own v gives: whatever block it is in, and whoever reads it. So one pass
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.arrays import Array
+from equipoise.data.source import Source
 
-__all__ = ["ALIKE", "CORE", "Chances", "lots", "standing"]
+__all__ = ["ALIKE", "CORE", "Chances", "height_of", "lots", "standing"]
 
 ALIKE = 0.1  # by how much the mean v⁴ of rows that stand for all may differ from that of all
 CORE = 1 << 15  # rows that are kept by their v
@@ -47,6 +48,11 @@ class Chances(NamedTuple):
     def by_square(self, square: Array) -> Array:
         """Those of rows with these squares of sizes."""
         return np.clip(square / self.large**2, self.floor, 1.0)
+
+
+def height_of(source: Source[Any]) -> int:
+    """How many rows there are to choose from, however many observations each stands for."""
+    return int(getattr(source, "height", source.n))
 
 
 def lots(v: Array) -> Array:

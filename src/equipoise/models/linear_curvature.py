@@ -12,7 +12,7 @@ from equipoise.arrays import Array
 from equipoise.data.arrays import Rows
 from equipoise.files import available_memory
 from equipoise.linalg import Sums, Total, added_form, symmetric
-from equipoise.models.core import ALIKE, CORE, Chances
+from equipoise.models.core import ALIKE, CORE, Chances, height_of
 from equipoise.models.passes import (
     AbsolutePass,
     Both,
@@ -155,14 +155,14 @@ class LinearCurvature:
 
         `least` is the share of the mean second derivative that a row's counts as at least.
         """
-        n, model, some = self.problem.source.n, self.problem.model, self.sampled(_LOT).problem.source
+        model, some = self.problem.model, self.sampled(_LOT).problem.source
         every = CorePass(model, self.theta, matrix, root, Chances(1.0, 0.0))
         if least:
             bend = sum(float(np.sum(np.abs(derivatives(model.loss, rows, self.theta, 2)[0]))) for rows in some.blocks())
             weight = sum(float(np.sum(weighted(rows, np.ones(rows.height)))) for rows in some.blocks())
             every = replace(every, least=least * bend / weight)
         v = np.concatenate([every.sizes(rows) for rows in some.blocks()])
-        return replace(every, chances=Chances.of(v, n, most))
+        return replace(every, chances=Chances.of(v, height_of(self.problem.source), most))
 
     def scatter(self) -> Array:
         """mean g_n² x_n x_nᵀ."""
@@ -233,7 +233,7 @@ class LinearCurvature:
             rules = (self.leverage,) if self.other is None else (None, self.other)
             f = CurvaturePass(self.problem.model, self.theta, matrix, root, rules)
             if not source.in_memory and source.n > _LOT:
-                f = f.keeping(self.sampled(_LOT).problem.source, source.n)
+                f = f.keeping(self.sampled(_LOT).problem.source, height_of(source))
             found = self._with_written(f) if self._worth_writing else source.reduce(f)
             known.last = dict(list(known.last.items())[-1:]) | {key: found}
             known.passes += 1

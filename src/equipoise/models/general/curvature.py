@@ -12,7 +12,7 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.fields import Columns
 from equipoise.linalg import Sums, Total, fixed_order, symmetric
-from equipoise.models.core import ALIKE, Chances, lots, standing
+from equipoise.models.core import ALIKE, Chances, height_of, lots, standing
 from equipoise.models.general.functions import DIRECTIONS
 from equipoise.theory.curvature import emphasis
 from equipoise.theory.expansion import FullExpansion, expanded_rows
@@ -92,7 +92,7 @@ class GeneralCurvature:
         """What `quadratic` and `third` sum up, and rows that stand for all, from one reading; the last ones are kept."""
         key = S.tobytes()
         if key not in self._last:
-            chances = Chances.of(self.sampled(_LOT)._every_size(S), self.problem.source.n)
+            chances = Chances.of(self.sampled(_LOT)._every_size(S), height_of(self.problem.source))
             f = partial(_from_file, self.theta, self.drawn, S, chances, self._bends(S))
             with jax.enable_x64(True):
                 found = self.problem.reduce(f, max(self._written, self._bent))
