@@ -199,7 +199,7 @@ def test_a_bad_file_among_good_ones_is_named(frame, tmp_path) -> None:
         eq.data.scan(tmp_path, "y ~ a")
     with pytest.warns(eq.EquipoiseWarning, match="1 of 450 rows"):
         assert eq.data.scan(tmp_path, "y ~ a", missing="drop").n == 449
-    with pytest.raises(InvalidInput, match=r"7.parquet, which changed or vanished"):
+    with pytest.raises(InvalidInput, match=r"7.parquet, which changed since it was opened"):
         source.whole()
     bad.assign(y=-1.0).to_parquet(tmp_path / "7.parquet", index=False)
     with pytest.raises(InvalidInput, match=r"y: must be .* for the poisson family; got -1 at row 0, in .*7.parquet"):
