@@ -80,6 +80,8 @@ def require_writable(path: str | Path, argument: str = "path") -> Path:
     target = file_place(path, argument)
     folder = next(place for place in target.parents if place.exists())
     try:
+        with suppress(FileNotFoundError):
+            (folder / target.name).stat()  # a name may be too long, also where its folder is not there yet
         _sweep(folder / target.name)
         with _temporary(folder / target.name) as raw:
             _fill(raw, b"\0")

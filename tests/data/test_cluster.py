@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import asyncio
 import os
 import pickle
 import signal
@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -71,7 +72,7 @@ def test_losses_of_ones_own_are_summed_in_double_precision_everywhere(where, fol
         elif where == "threads":
             pool = stack.enter_context(ThreadPoolExecutor(2))
         else:
-            pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")))
+            pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=get_context("spawn")))
         there = eq.data.scan(folder, **asked, executor=pool)
         found = eq.fit(model, there)
         np.testing.assert_array_equal(found.theta, expected.theta)
@@ -233,6 +234,83 @@ def test_a_dask_frame_is_read_partition_by_partition(client, frame, folder) -> N
         eq.data.scan(dd.read_parquet(folder), "y ~ nothing")
     with pytest.raises(InvalidInput, match="one that was persisted"):
         eq.data.scan(dd.read_parquet(folder).persist(), FORMULA)
+
+
+@pytest.fixture
+def near():
+    """A client of threads of this process."""
+    with local(1, processes=False) as cluster, distributed.Client(cluster) as found:
+        yield found
+
+
+def test_partitions_may_be_empty(frame) -> None:
+    dd = pytest.importorskip("dask.dataframe")
+    few = eq.data.scan(dd.from_pandas(frame, npartitions=4).loc[2000:2500], "y ~ a")
+    filtered = dd.from_pandas(frame.assign(t=range(N)), npartitions=4).query("t < 1000")
+    assert eq.data.scan(filtered, "y ~ a").n == 1000
+    assert few.n == 501
+    with pytest.raises(InvalidInput, match="a table with at least one row"):
+        eq.data.scan(filtered.query("t < 0"), "y ~ a")
+
+
+def test_shuffled_frames_are_made_by_tasks(near, frame) -> None:
+    dd = pytest.importorskip("dask.dataframe")
+    made, other = dd.from_pandas(frame, npartitions=3), pd.DataFrame({"firm": np.arange(40), "size": np.arange(40.0)})
+    theta = eq.fit(eq.glm("poisson"), eq.data.table(frame, "y ~ a")).theta
+    merged = made.merge(dd.from_pandas(other, npartitions=3), on="firm", broadcast=False)
+    for shuffled in (made.shuffle("firm"), made.set_index("firm"), merged):
+        found = eq.fit(eq.glm("poisson"), eq.data.scan(shuffled, "y ~ a")).theta
+        np.testing.assert_allclose(found, theta, rtol=1e-9)
+    with pytest.raises(InvalidInput, match=r"one whose rows workers exchange.*shuffle.method"):
+        eq.data.scan(made.drop_duplicates(split_out=2, shuffle_method="p2p"), "y ~ a")
+
+
+def _raises():
+    raise ZeroDivisionError("by zero")
+
+
+def test_what_is_wrong_with_a_dask_frame_is_said(frame) -> None:
+    dd = pytest.importorskip("dask.dataframe")
+    for last, text in ((_raises, "partition 1 raised ZeroDivisionError: by zero"), (int, "partition 1, which is int")):
+        parts, meta = [dask.delayed(frame[["y", "a"]]), dask.delayed(last)()], frame[["y", "a"]].iloc[:0]
+        made = dd.from_delayed(parts, meta=meta, verify_meta=False)
+        with pytest.raises(InvalidInput, match=text) as told:
+            eq.data.scan(made, "y ~ a")
+        assert "that file" not in str(told.value)
+    with pytest.raises(InvalidInput, match="must be a Dask DataFrame; got a Dask Series"):
+        eq.data.scan(dd.from_pandas(frame, npartitions=2)["y"], "y ~ a")
+
+
+def test_clients_that_cannot_be_waited_for_are_refused(folder) -> None:
+    async def scanned() -> None:
+        async with distributed.Client(
+            n_workers=1, processes=False, asynchronous=True, dashboard_address=":0", set_as_default=False
+        ) as client:
+            eq.data.scan(folder, FORMULA, executor=client)
+
+    with pytest.raises(InvalidInput, match="got one with asynchronous=True"):
+        asyncio.run(scanned())
+    with local(1, processes=False) as cluster:
+        client = distributed.Client(cluster, set_as_default=False)
+        client.close()
+        with pytest.raises(InvalidInput, match="got one that was closed"):
+            eq.data.scan(folder, FORMULA, executor=client)
+
+
+def test_a_process_pool_that_breaks_is_a_clear_error(folder) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        source = eq.data.scan(folder, FORMULA, executor=pool)
+        for _ in range(2):  # while it works, and after that
+            with pytest.raises(eq.ClusterLost, match=r"a process of the pool ended.*make a new pool"):
+                source.reduce(Deadly())
+
+
+def test_a_file_that_a_worker_does_not_see_is_named(frame, tmp_path) -> None:
+    frame.to_parquet(tmp_path / "0.parquet")
+    source = eq.data.scan(tmp_path, FORMULA)
+    (tmp_path / "0.parquet").unlink()
+    with pytest.raises(InvalidInput, match=r"0.parquet, which is not found.*need the files under the same path"):
+        source.reduce(Slow())
 
 
 def test_a_lost_scheduler_is_a_clear_error(folder) -> None:

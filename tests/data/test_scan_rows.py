@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tracemalloc
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -226,7 +227,7 @@ def test_a_bad_file_among_good_ones_is_named(frame, tmp_path) -> None:
         eq.data.scan(tmp_path, "y ~ a")
     with pytest.warns(eq.EquipoiseWarning, match="1 of 450 rows"):
         assert eq.data.scan(tmp_path, "y ~ a", missing="drop").n == 449
-    with pytest.raises(InvalidInput, match=r"7.parquet, which changed or vanished"):
+    with pytest.raises(InvalidInput, match=r"7.parquet, which changed since it was opened"):
         source.whole()
     bad.assign(y=-1.0).to_parquet(tmp_path / "7.parquet", index=False)
     with pytest.raises(InvalidInput, match=r"y: must be .* for the poisson family; got -1 at row 0, in .*7.parquet"):
@@ -299,3 +300,27 @@ def test_a_pool_with_clusters_has_each_row_with_its_own(frame, folder) -> None:
     found = source.pool(2000, seed=4)
     assert_same(found, expected)
     np.testing.assert_array_equal(found.marks.labels, expected.marks.labels)
+
+
+def test_sums_of_many_clusters_are_joined_in_place_and_all_that_are_held_count(tmp_path) -> None:
+    rng = np.random.default_rng(0)
+    columns = {f"x{k}": rng.normal(size=10_000) for k in range(12)}
+    frame = pd.DataFrame(columns).assign(y=rng.normal(size=10_000), firm=rng.integers(0, 3000, 10_000))
+    frame.to_parquet(tmp_path / "0.parquet")
+    model, formula = eq.glm("gaussian"), f"y ~ {' + '.join(columns)}"
+    source = eq.data.scan(tmp_path, formula, clusters="firm", memory="200MB")
+    fit, size = eq.fit(model, source), 3000 * (1 + 13 + 13**2) * 8
+    tracemalloc.start()
+    try:
+        found = eq.robust(model, source, fit, kind="CRV3")
+        # those of all rows, and of halves, quarters and so on, which are of fewer clusters, but none while two are joined
+        assert tracemalloc.get_traced_memory()[1] < 3.4 * size
+    finally:
+        tracemalloc.stop()
+    expected = eq.robust(model, eq.data.table(frame, formula), fit, kind="CRV3", clusters=frame["firm"])
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    little = eq.data.scan(tmp_path, formula, clusters="firm", memory=int(3.5 * size))
+    with pytest.raises(
+        InvalidInput, match=r"enough for the sums of all clusters: 183 numbers.*; got 0.0154 GB, where they"
+    ):
+        eq.robust(model, little, fit, kind="CRV3")

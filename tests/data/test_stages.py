@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import re
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,6 +17,7 @@ import equipoise as eq
 from equipoise.data.metering import Meter
 from equipoise.data.passage import Passage
 from equipoise.engines.pooling import reach
+from equipoise.files import unwritable
 from tests.data.conftest import MANY as N
 
 
@@ -51,9 +54,60 @@ def test_a_killed_stage_goes_on_with_the_pass_it_was_in(target, many, readings, 
     assert source.passes == whole.passes - 2.0
     assert readings.total() / N == source.passes - 1.0
     assert len(calls) - 10 >= 1
-    (tmp_path / "run.passes").write_bytes(b"PK nothing")
-    with pytest.raises(eq.InvalidInput, match=r"run.passes, which is damaged.*delete that file"):
-        eq.calibrate(eq.glm("poisson"), source, **options)
+
+
+def test_a_damaged_file_of_finished_passes_is_one_error(many, tmp_path) -> None:
+    options = {"draws": 5, "chains": 2, "progress": False, "checkpoint": tmp_path / "run"}
+    source, kept = eq.data.scan(many, "count ~ a"), tmp_path / "run.passes"
+    eq.calibrate(eq.glm("poisson"), source, **options)
+    whole = kept.read_bytes()
+    with np.load(kept) as stored:
+        arrays = dict(stored)
+    names = [name for name in arrays if name.partition(".")[0] == next(iter(arrays)).partition(".")[0]]
+    cuts = [
+        b"",
+        b"PK nothing",
+        whole[: len(whole) // 2],
+        whole[:-10],
+        bytes(len(whole)),
+        whole[:200] + b"x" + whole[201:],
+    ]
+    for lost in (names[0], names[-1]):
+        content = io.BytesIO()
+        np.savez(content, **{name: array for name, array in arrays.items() if name != lost})
+        cuts.append(content.getvalue())
+    for damaged in cuts:
+        kept.write_bytes(damaged)
+        with pytest.raises(eq.InvalidInput, match=r"run.passes, which is damaged.*delete that file"):
+            eq.calibrate(eq.glm("poisson"), source, **options)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_refused_before_a_pass(many, tmp_path, readings) -> None:
+    (tmp_path / "folder.passes").mkdir()
+    for name in ("x" * 250, "new/" + "x" * 260, "folder"):
+        source = eq.data.scan(many, "count ~ a")
+        readings.clear()
+        with pytest.raises(eq.InvalidInput, match="checkpoint: must be a file that can be written"):
+            eq.calibrate(eq.glm("poisson"), source, draws=5, checkpoint=tmp_path / name)
+        assert not readings.total()
+    with pytest.raises(eq.InvalidInput, match="checkpoint: must be a file that can be written"):
+        eq.calibrate(eq.glm("poisson"), many, formula="count ~ a", draws=5, checkpoint="/proc/run")
+    assert not readings.total()
+
+
+def test_a_full_disk_costs_only_the_finished_passes(many, tmp_path, monkeypatch) -> None:
+    def full(path, content, argument):
+        raise unwritable(path, argument, OSError(errno.ENOSPC, "No space left")) from OSError(
+            errno.ENOSPC, "No space left"
+        )
+
+    monkeypatch.setattr("equipoise.data.ledger.write_atomic", full)
+    options = {"draws": 5, "chains": 2, "progress": False}
+    with pytest.warns(eq.EquipoiseWarning, match=r"run.passes could not be written \(No space left\)") as told:
+        found = eq.calibrate(eq.glm("poisson"), eq.data.scan(many, "count ~ a"), **options, checkpoint=tmp_path / "run")
+    assert len(told) == 1
+    expected = eq.calibrate(eq.glm("poisson"), eq.data.scan(many, "count ~ a"), **options)
+    np.testing.assert_array_equal(found.draws, expected.draws)
 
 
 def _loss(p, row):

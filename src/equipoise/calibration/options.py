@@ -12,7 +12,7 @@ import numpy as np
 
 from equipoise.checks import flag, is_number, nearest, one_of, shown, whole
 from equipoise.errors import InvalidInput
-from equipoise.files import file_place
+from equipoise.files import file_place, require_writable
 from equipoise.theory.dynamics import BATCHES, GRADIENTS, Dynamics
 from equipoise.theory.proxy import PROXIES
 from equipoise.theory.tuning import STRUCTURES
@@ -195,7 +195,9 @@ class Running:
     def __post_init__(self) -> None:
         flag("progress", self.progress)
         if self.checkpoint is not None:
-            file_place(self.checkpoint, "checkpoint")
+            place = file_place(self.checkpoint, "checkpoint")
+            if not place.exists():
+                require_writable(place, "checkpoint")
         one_of("storage", self.storage, ("float64", "float32"))
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from equipoise.data.parts import Part, unreadable
+from equipoise.data.parts import Part
+from equipoise.data.wording import brief
 from equipoise.errors import ClusterLost, InvalidInput
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ __all__ = [
     "connected",
     "is_dask",
     "partitions",
+    "require_table",
     "slots_of",
 ]
 
@@ -48,7 +50,16 @@ def as_executor(given: object) -> Executor | None:
             "executor", "a dask.distributed.Client, or anything with submit", type(given).__name__,
             "pass Client(address), or leave it out for threads",
         )  # fmt: skip
-    return ClusterExecutor(given) if hasattr(given, "scheduler_info") else given  # type: ignore[return-value]
+    if not hasattr(given, "scheduler_info"):
+        return given  # type: ignore[return-value]
+    client: Any = given
+    if getattr(client, "asynchronous", False):
+        given, remedy = "one with asynchronous=True", "make one without, outside of an event loop"
+    elif getattr(client, "status", "running") == "closed":
+        given, remedy = "one that was closed", "make a new one"
+    else:
+        return ClusterExecutor(client)
+    raise InvalidInput("executor", "a client that waits for its results, and is connected", given, remedy)
 
 
 def slots_of(executor: Executor, otherwise: int) -> int:
@@ -224,20 +235,30 @@ def client_of(source: object, executor: Executor | None) -> Executor | None:
         return None
 
 
+def require_table(source: object) -> None:
+    """Raise if a Dask collection is a column, and not a table."""
+    if not hasattr(source, "columns") or getattr(source, "ndim", 2) != 2:
+        raise InvalidInput(
+            "source", "a Dask DataFrame", f"a Dask {type(source).__name__}", "pass a DataFrame with all columns"
+        )
+
+
 def partitions(source: Any, columns: Sequence[str]) -> tuple[PartitionPart, ...]:
     """The partitions of a Dask DataFrame, of the columns that are needed.
 
     Those in the memory of a cluster are refused: they have no recipe to be made by again.
     """
-    from dask import optimization
+    from dask import config, optimization
 
     tools: Any = optimization
     present = [name for name in columns if name in source.columns]
-    try:
-        every = source[present].to_delayed(optimize_graph=True)
-    except Exception:
-        # Dask cannot take columns of every frame: of one after .categorize() it stumbles over its own index
-        every = source.to_delayed(optimize_graph=True)
+    # rows that are exchanged between workers as a whole could not be made by one of them
+    with config.set({"dataframe.shuffle.method": "tasks"}):
+        try:
+            every = source[present].to_delayed(optimize_graph=True)
+        except Exception:
+            # Dask cannot take columns of every frame: of one after .categorize() it stumbles over its own index
+            every = source.to_delayed(optimize_graph=True)
     parts = []
     for k, delayed in enumerate(every):
         recipe, _ = tools.cull(dict(delayed.__dask_graph__()), delayed.key)
@@ -245,6 +266,12 @@ def partitions(source: Any, columns: Sequence[str]) -> tuple[PartitionPart, ...]
             raise InvalidInput(
                 "source", "a Dask DataFrame that says how its partitions are made", "one that was persisted",
                 "pass the frame that was read, before .persist()",
+            )  # fmt: skip
+        if any("shuffle-barrier" in str(key) for key in recipe):
+            # chosen when the frame was made
+            raise InvalidInput(
+                "source", "a Dask DataFrame of which one worker can make a partition", "one whose rows workers exchange (p2p)",
+                'make it inside of with dask.config.set({"dataframe.shuffle.method": "tasks"})',
             )  # fmt: skip
         parts.append(PartitionPart(recipe, delayed.key, f"partition {k}"))
     return tuple(parts)
@@ -272,7 +299,15 @@ class PartitionPart:
         except InvalidInput:
             raise
         except Exception as error:  # whatever the recipe does
-            raise unreadable(self.label, error) from error
+            given = f"{self.label} raised {type(error).__name__}: {brief(error, 200)}"
+            raise InvalidInput(
+                "source", "a Dask DataFrame that can be computed", given, "compute() it, and see why"
+            ) from error
+        if not hasattr(frame, "columns"):
+            given = f"{self.label}, which is {type(frame).__name__}"
+            raise InvalidInput("source", "made of partitions that are DataFrames", given, "check how they are made")
+        if len(frame) == 0:
+            return
         chosen = picked(as_frame(frame), columns).reset_index(drop=True)
         for start in range(0, len(chosen), rows):
             yield chosen.iloc[start : start + rows]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.errors import InvalidInput
-from equipoise.files import write_atomic
+from equipoise.errors import InvalidInput, warn
+from equipoise.files import require_writable, write_atomic
 from equipoise.linalg import Sums
 
 __all__ = ["Ledger", "pass_key"]
@@ -67,37 +66,58 @@ def _feed(digest: hashlib.blake2b, item: object) -> None:
 
 
 class Ledger:
-    """The finished passes of a stage, in one file; a path of None keeps nothing."""
+    """The finished passes of a stage, in one file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._warned = path, False
         self._kept: dict[str, NDArray[np.generic]] = {}
+        require_writable(path, "checkpoint")
         if path.exists():
             try:
-                with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
+                with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
                     self._kept = {name: stored[name] for name in stored.files}
-            except (OSError, ValueError, KeyError) as error:
-                raise InvalidInput(
-                    "checkpoint", "beside a file of finished passes that is whole", f"{path.name}, which is damaged",
-                    "delete that file",
-                ) from error  # fmt: skip
+            except Exception as error:  # whatever bytes that are no archive lead to
+                raise self._damaged() from error
 
     def recall(self, key: str, like: Callable[[], Sums]) -> Sums | None:
         """What a pass summed up, if it is known; `like` makes something of the same kind."""
-        own = [name for name in self._kept if name.startswith(f"{key}.")]
-        mine = sorted(own, key=lambda name: int(name.partition(".")[2]))
+        mine = [name for name in self._kept if name.startswith(f"{key}.")]
         if not mine:
             return None
-        return cast(Sums, _filled(like(), iter([self._kept[name] for name in mine])))
+        kind = like()
+        try:
+            arrays = [self._kept[f"{key}.{k}"] for k in range(len(mine))]
+            rest = iter(arrays)
+            found = cast(Sums, _filled(kind, rest))
+            complete = next(rest, None) is None
+        except Exception as error:  # where arrays are missing, or are others
+            raise self._damaged() from error
+        if not complete:
+            raise self._damaged()
+        return found
 
     def keep(self, key: str, sums: object) -> None:
-        """Write down what a pass summed up."""
+        """Write down what a pass summed up; where that fails, warn once, and try again with the next."""
         arrays: list[NDArray[np.generic]] = []
         _taken(sums, arrays)
         self._kept |= {f"{key}.{k}": np.array(array) for k, array in enumerate(arrays)}
-        content = io.BytesIO()
-        np.savez(content, **cast(Any, self._kept))
-        write_atomic(self._path, content.getvalue(), "checkpoint")
+        try:
+            # straight to the disk: sums of many clusters are large
+            write_atomic(self._path, lambda stream: np.savez(stream, **cast(Any, self._kept)), "checkpoint")
+        except InvalidInput as error:
+            if not self._warned:
+                self._warned = True
+                reason = getattr(error.__cause__, "strerror", None) or error
+                warn(
+                    f"checkpoint: {self._path.name} could not be written ({reason}). The run goes on, and repeats this pass if "
+                    "it is stopped; later passes try again."
+                )
+
+    def _damaged(self) -> InvalidInput:
+        return InvalidInput(
+            "checkpoint", "beside a file of finished passes that is whole", f"{self._path.name}, which is damaged",
+            "delete that file",
+        )  # fmt: skip
 
 
 def _taken(item: object, arrays: list[NDArray[np.generic]]) -> None:

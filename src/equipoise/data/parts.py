@@ -124,11 +124,18 @@ class Location:
 
     def require_same(self) -> None:
         """Raise if the file has changed since it was found."""
+        from pyarrow.fs import FileType
+
         with naming(self.path):
             info = self.system.get_file_info(self.path)
+        if info.type == FileType.NotFound:
+            raise InvalidInput(
+                "data", "files that are there at every pass", f"{located(self.path)}, which is not found",
+                "put it back; workers of an executor need the files under the same path",
+            )  # fmt: skip
         if (info.size, info.mtime_ns or 0) != (self.size, self.time):
             raise InvalidInput(
-                "data", "the same files at every pass", f"{located(self.path)}, which changed or vanished since it was opened",
+                "data", "the same files at every pass", f"{located(self.path)}, which changed since it was opened",
                 "wait until nobody writes to it, and scan it again",
             )  # fmt: skip
 

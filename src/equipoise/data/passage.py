@@ -72,6 +72,15 @@ class Passage(Generic[Block]):
         """Whether whole parts are read at the same time, by threads or elsewhere; otherwise one table after the other."""
         return self.executor is not None or len(self.parts) >= _WAITING * workers > _WAITING
 
+    @property
+    def held_rows(self) -> tuple[int, ...]:
+        """Over how many rows each sum is that one process holds at the same time: branches of trees, as they grow."""
+        chunk, most = self.reader.chunk, max(placed.rows for placed in self.parts)
+        workers = 1 if self.executor is not None else self.workers
+        growing = [chunk >> k for k in range(1, chunk.bit_length())]
+        tables, parts = _branches(chunk, -(-most // chunk)), _branches(most, len(self.parts))
+        return (*workers * growing, *(workers if self.side_by_side(workers) else 1) * tables, *parts)
+
     def ahead(self, parts: Iterable[Placed]) -> Iterator[tuple[Placed, pd.DataFrame]]:
         """The tables of parts, the next one decoded while the last is used."""
         tables = (item for placed in parts for item in self.reader.frames(placed))
@@ -95,6 +104,11 @@ class Passage(Generic[Block]):
             for result, placed in zip(in_order(pool, jobs, f, workers), parts, strict=True):
                 self.meter.add(placed.rows)
                 yield result
+
+
+def _branches(rows: int, count: int) -> list[int]:
+    """Rows of the sums that wait to be joined while the last of so many, each of so many rows, is made."""
+    return [rows << k for k in range(count.bit_length() - 1)]
 
 
 def workers_for(memory: int, most: int | None = None) -> int:

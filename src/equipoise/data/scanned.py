@@ -298,6 +298,11 @@ class Scan(Card, Generic[Block]):
         return ((places, singly(block)) for places, block in found)
 
     @property
+    def held_rows(self) -> tuple[int, ...]:
+        """Over how many rows each of the sums is that one process holds at the same time in a pass."""
+        return self._passage.held_rows
+
+    @property
     def at_once(self) -> float:
         """The largest share of all rows that `fetch` has in memory at a time, if it is asked for all of them."""
         workers = workers_for(self.memory)

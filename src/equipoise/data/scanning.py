@@ -15,7 +15,7 @@ from equipoise.checks import checked_options, flag, is_number, one_of, shown
 from equipoise.data.agreement import Found
 from equipoise.data.arrays import Rows
 from equipoise.data.asked import Asked
-from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, slots_of
+from equipoise.data.cluster import as_executor, client_of, is_dask, partitions, require_table, slots_of
 from equipoise.data.column_encoding import column_encoder
 from equipoise.data.columns import Level
 from equipoise.data.encoding import row_encoder
@@ -176,6 +176,7 @@ def _found(source: object, asked: Asked) -> Found:
         return as_floats(opened(source), asked.bare)
     import pyarrow as pa
 
+    require_table(source)
     frame: Any = source
     schema = pa.Schema.from_pandas(frame._meta, preserve_index=False)
     _require(Found((), (("the Dask DataFrame", schema),)), asked)

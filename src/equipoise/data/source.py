@@ -10,7 +10,7 @@ import hashlib
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from equipoise.arrays import Array, Index
 from equipoise.checks import whole
-from equipoise.errors import InvalidInput
+from equipoise.errors import ClusterLost, InvalidInput
 from equipoise.linalg import Sums, cores, fixed_order, tree_sum
 
 if TYPE_CHECKING:
@@ -164,6 +164,12 @@ def in_order(pool: Executor, parts: Iterable[Block], f: Callable[[Block], Result
                 yield _arrived(ahead.popleft())
         while ahead:
             yield _arrived(ahead.popleft())
+    except BrokenExecutor as error:
+        raise ClusterLost(
+            "executor: a process of the pool ended before its work was done, or could not start. To fix: make a new pool, and "
+            "run the same again, with a smaller memory= if processes ran out of it; with checkpoint=, finished passes are not "
+            "repeated."
+        ) from error
     finally:
         for future in ahead:
             future.cancel()

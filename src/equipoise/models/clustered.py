@@ -6,17 +6,18 @@ Sums of scores take G·D numbers for G clusters, those of curvatures G·D²; clu
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
 from equipoise.arrays import Array, Index
 from equipoise.data.arrays import Rows
 from equipoise.data.marks import Labels
+from equipoise.data.scanned import Scan
 from equipoise.errors import InvalidInput, warn
-from equipoise.linalg import symmetric
+from equipoise.linalg import blocks, symmetric
 from equipoise.models.covariance import Covariance, folded, left, pulled
 from equipoise.models.passes import Beside, Both, BothSums
 from equipoise.models.problem import Block, Problem, Rowwise
@@ -28,7 +29,6 @@ __all__ = ["ClusterSums", "Grouped", "GroupedSums", "cluster_pass", "clustered",
 _LEAST = 1e-8  # smallest eigenvalue a repaired matrix is given, in units of its one-way parts' variances
 _CHANGED = 1e-6  # relative change of a standard error that a repair is reported from
 _DENSE = 4  # times as many whole numbers as rows, up to which they are places in a table
-_COPIES = 3  # of the sums of all clusters that are held while blocks are joined
 _SINGULAR = 1e-10  # share of the information that is left without a cluster, below which it counts as none
 
 
@@ -36,10 +36,28 @@ _SINGULAR = 1e-10  # share of the information that is left without a cluster, be
 _WAYS: dict[int, list[tuple[int, ...]]] = {1: [(0,)], 2: [(0,), (1,), (0, 1)]}
 
 
+@dataclass(frozen=True)
+class Room:
+    """Bytes for sums by cluster, and over how many rows those are that a pass over files holds at the same time."""
+
+    memory: int
+    held: tuple[int, ...] = field(compare=False)
+
+    def require(self, groups: int, width: int) -> None:
+        """Raise unless there is enough for so many clusters."""
+        size = 8 * width * sum(min(groups, rows) for rows in self.held)
+        if size > self.memory:
+            raise InvalidInput(
+                "memory", f"enough for the sums of all clusters: {width} numbers for each of {groups:,} or more",
+                f"{self.memory / 1e9:.3g} GB, where they take {size / 1e9:.3g} GB",
+                "pass a larger memory= to eq.data.scan, CRV1 in place of CRV3, or coarser clusters",
+            )  # fmt: skip
+
+
 class Grouped:
     """Sums by cluster: `labels` (G, ways), ascending, and one row of sums for each. Adding joins those of two blocks."""
 
-    def __init__(self, labels: Labels, sums: Array, room: float = np.inf) -> None:
+    def __init__(self, labels: Labels, sums: Array, room: Room | None = None) -> None:
         self.labels, self.sums, self.room = labels, sums, room
 
     @property
@@ -52,20 +70,28 @@ class Grouped:
             self.sums += other.sums
             return self
         known, which = _told_apart(np.concatenate([self.labels, other.labels]))
-        self._require_room(len(known))
-        sums, here = np.zeros((len(known), self.sums.shape[1])), len(self.labels)
-        sums[which[:here]] = self.sums
-        sums[which[here:]] += other.sums
+        if self.room is not None:
+            self.room.require(len(known), self.sums.shape[1])
+        here = len(self.labels)
+        sums = _spread(self.sums, which[:here], len(known))
+        for some in blocks(len(other.labels), sums.shape[1]):
+            sums[which[here:][some]] += other.sums[some]
         return Grouped(known, sums, self.room)
 
-    def _require_room(self, groups: int) -> None:
-        size = _COPIES * groups * self.sums.shape[1] * 8.0
-        if size > self.room:
-            raise InvalidInput(
-                "memory", f"enough for the sums of all clusters: {self.sums.shape[1]} numbers for each of {groups:,} or more",
-                f"{self.room / 1e9:.3g} GB, where they take {size / 1e9:.3g} GB",
-                "pass a larger memory= to eq.data.scan, CRV1 in place of CRV3, or coarser clusters",
-            )  # fmt: skip
+
+def _spread(sums: Array, places: Index, groups: int) -> Array:
+    """The rows of sums at ascending places among so many, zeros between them; in place, where a copy would take much."""
+    here = len(sums)
+    if not (sums.flags.owndata and sums.flags.c_contiguous):
+        sums = sums.copy()
+    sums.resize((groups, sums.shape[1]), refcheck=False)
+    # from the last on, since none moves towards the first
+    for some in reversed(list(blocks(here, sums.shape[1]))):
+        sums[places[some]] = sums[some].copy()
+    empty = np.ones(groups, dtype=bool)
+    empty[places] = False
+    sums[empty] = 0.0
+    return sums
 
 
 def _told_apart(labels: Labels) -> tuple[Labels, Index]:
@@ -100,7 +126,7 @@ class _ClusterPass:
     rowwise: Rowwise
     ways: tuple[int, ...]
     bent: bool
-    room: float = np.inf
+    room: Room | None = None
 
     def __call__(self, block: Block) -> GroupedSums:
         """The sums over one block."""
@@ -121,11 +147,16 @@ class _ClusterPass:
 def cluster_pass(problem: Problem, rowwise: Rowwise, kind: str) -> Beside:
     """The sums of CRV1 or CRV3 by the clusters that the rows of the problem are marked with, all ways in one reading."""
     names, bent = require_clusters(problem, kind), kind == "CRV3"
-    room = float(getattr(problem.source, "memory", np.inf))
+    source: Any = problem.source
+    room = Room(source.memory, source.held_rows) if isinstance(source, Scan) else None
+    if room is not None:
+        # those of the rows that the first pass kept are known before any is read
+        width = 1 + len(problem.names) * (1 + len(problem.names) * bent)
+        room.require(len(source.lot.frame[list(names)].drop_duplicates()), width)
     passes: list[Callable[[Rows], ClusterSums]] = [
         _ClusterPass(rowwise, ways, bent, room) for ways in _WAYS[len(names)]
     ]
-    return Beside(problem.source, reduce(Both, passes), len(problem.names) ** (2 if bent else 1))
+    return Beside(source, reduce(Both, passes), len(problem.names) ** (2 if bent else 1))
 
 
 def clustered(
