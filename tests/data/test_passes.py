@@ -63,7 +63,7 @@ def test_calls_inside_calls_take_no_further_pass(options, many, readings) -> Non
     _require_equal(plan, expected)
 
 
-def _require_equal(plan, expected) -> None:
+def _require_equal(plan, expected, constants=1e-11) -> None:
     """To 1e-10 in the parameters' own units, their standard errors."""
     errors = np.sqrt(np.diag(expected.tuning.target))
     np.testing.assert_allclose(plan.fit.theta / errors, expected.fit.theta / errors, rtol=0.0, atol=1e-10)
@@ -76,7 +76,7 @@ def _require_equal(plan, expected) -> None:
             found / np.outer(units, units), wanted / np.outer(units, units), rtol=0.0, atol=1e-10
         )
     if expected.fit.constant is not None:
-        assert plan.fit.constant == pytest.approx(expected.fit.constant, rel=1e-11)
+        assert plan.fit.constant == pytest.approx(expected.fit.constant, rel=constants)
 
 
 INNER = {
@@ -291,10 +291,10 @@ def _mild(kind, seed) -> pd.DataFrame:
     ("kind", "seed", "most", "at_end"),
     [
         ("poisson", 1, 6, True),
-        ("poisson", 3, 7, False),  # at the end by a sample, and inside by all rows
+        ("poisson", 3, 7, False),  # inside its range by a hair: the first step leads to the end of it
         ("binomial", 1, 6, True),
         ("even", 1, 6, True),
-        ("slight", 1, 6, True),  # inside by a sample, and at the end by all rows
+        ("slight", 1, 6, True),
         ("slight", 2, 6, False),
         ("some", 1, 6, False),
         ("rare", 1, 6, False),
@@ -313,7 +313,7 @@ def test_a_constant_at_the_end_of_its_range_takes_few_passes(
     plan = eq.plan(model, eq.data.scan(tmp_path, "y ~ a + b", **beside))
     assert readings.total() / N <= (8 if beside else most)
     expected = eq.plan(model, eq.data.table(frame, "y ~ a + b", **beside))
-    _require_equal(plan, expected)
+    _require_equal(plan, expected, 1e-10)  # rare counts tell their dispersion to fewer digits
     if not beside:
         assert (plan.fit.constant < 1.01e-7) == at_end
 

@@ -171,13 +171,14 @@ def test_what_tells_a_large_shape_keeps_its_digits(k) -> None:
         expected = 1 / (2 * shape) + 1 / (12 * shape**2) - 1 / (120 * shape**4)  # log k − ψ(k)
         excess = [Decimal(each) - 1 - Decimal(each).ln() for each in y.tolist()]
         score = [float(shape * (each - expected)) for each in excess]
-        values = [float(shape * each) - 0.5 * np.log(k / (2.0 * np.pi)) + 1.0 / (12.0 * k) for each in excess]
+        stirling = float(1 / (12 * shape) - 1 / (360 * shape**3)) - 0.5 * np.log(k / (2.0 * np.pi))
+        values = [float(shape * each) + stirling for each in excess]
     assert _log_over_digamma(k) == pytest.approx(float(expected), rel=1e-15)
     terms = constant_terms("gamma", k, eq.bind(eq.glm("gamma"), (x, y)).source, np.zeros(1))
     # rounding of log y beside the spread of y
     np.testing.assert_allclose(terms.score, score, rtol=0.0, atol=1e-15 * np.sqrt(k))
     np.testing.assert_allclose(narrow(y, np.zeros(4), k), values, rtol=0.0, atol=1e-14 + 1e-15 * np.sqrt(k))
-    np.testing.assert_allclose(terms.bend - terms.score, 0.5 + 1 / (6 * k), rtol=1e-12)
+    np.testing.assert_allclose(terms.bend - terms.score, 0.5 + 1 / (6 * k) - 1 / (30 * k**3), rtol=1e-12)
 
 
 def test_counts_that_are_next_to_poisson_have_a_dispersion_in_memory_and_on_files() -> None:

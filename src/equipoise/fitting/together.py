@@ -84,5 +84,5 @@ def _bounded(whole: JointProblem, first: Array, max_iterations: int, rough: Roug
             continue
         if not held or joint.rises(found.theta):
             return joint, found
-        held, first = False, found.theta
+        held, first = False, joint.last[0]  # whose slopes are known
     raise FitFailed("the dispersion and the parameters did not settle on each other. To fix: pass dispersion=.")

@@ -111,7 +111,7 @@ class JointProblem:
     problem: LinearProblem
     straight: bool = False
     held: bool = False
-    _kept: dict[bytes, Rows] = field(default_factory=dict, repr=False, compare=False)
+    _kept: list[Rows] = field(default_factory=list, repr=False, compare=False)
     _last: dict[bytes, JointSums] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -176,15 +176,14 @@ class JointProblem:
         return Derivatives(value, gradient, hessian, symmetric(sums.information))
 
     def core(self, theta: Array) -> tuple[Derivatives, JointProblem]:
-        """Value, gradient and Hessian and, from the same reading, the problem on some rows that stand for all."""
+        """Value, gradient and Hessian and, from the same reading or one close by, the problem on rows that stand for all."""
         key = theta.tobytes()
-        if key not in self._kept or key not in self._last:
+        if key not in self._last or not self._kept:
             here = self.at(theta)
             sums, rows = LinearCurvature(here, theta[:-1]).with_core(partial(joint_sums, here.model, theta[:-1]))
             self._last.clear()
-            self._kept.clear()
-            self._last[key], self._kept[key] = sums, rows
-        some = replace(self.problem, source=self._kept[key])
+            self._last[key], self._kept[:] = sums, [rows]
+        some = replace(self.problem, source=self._kept[0])
         return self.derivatives(theta, 2), JointProblem(some, self.straight, self.held)
 
     def information(self, theta: Array) -> Array:
@@ -193,8 +192,8 @@ class JointProblem:
 
     def loss(self, theta: Array) -> float:
         """The loss of the parameters alone; of a point close to the last one it is extrapolated from there."""
-        (key, sums), n, prior = next(iter(self._last.items())), self.source.n, self.problem.precision
-        last = np.frombuffer(key)
+        last, sums = self.last
+        n, prior = self.source.n, self.problem.precision
         moved, away = theta - last, last[:-1] - self.problem.mean
         moved[-1] = np.log(self.constant(theta) / self.constant(last))
         pull = form_times(prior, away)
@@ -203,10 +202,16 @@ class JointProblem:
         here = sums.loss / n + 0.5 * float(away @ pull) / self.n
         return here + float(slope @ moved) + 0.5 * float(moved[:-1] @ (bend @ moved[:-1]))
 
+    @property
+    def last(self) -> tuple[Array, JointSums]:
+        """Where the rows were read for last, and their sums there."""
+        ((key, sums),) = self._last.items()
+        return np.frombuffer(key), sums
+
     def rises(self, theta: Array) -> bool:
         """Whether −log f rises with the constant, at a point that differs from the last one by its parameters alone."""
-        ((key, sums),) = self._last.items()
-        moved = (theta - np.frombuffer(key))[:-1]
+        last, sums = self.last
+        moved = (theta - last)[:-1]
         return float(sums.gradient[-1] + sums.hessian[-1, :-1] @ moved) >= 0.0
 
     def _sums(self, theta: Array) -> JointSums:
