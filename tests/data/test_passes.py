@@ -63,7 +63,7 @@ def test_calls_inside_calls_take_no_further_pass(options, many, readings) -> Non
     _require_equal(plan, expected)
 
 
-def _require_equal(plan, expected) -> None:
+def _require_equal(plan, expected, constants=1e-11) -> None:
     """To 1e-10 in the parameters' own units, their standard errors."""
     errors = np.sqrt(np.diag(expected.tuning.target))
     np.testing.assert_allclose(plan.fit.theta / errors, expected.fit.theta / errors, rtol=0.0, atol=1e-10)
@@ -76,7 +76,7 @@ def _require_equal(plan, expected) -> None:
             found / np.outer(units, units), wanted / np.outer(units, units), rtol=0.0, atol=1e-10
         )
     if expected.fit.constant is not None:
-        assert plan.fit.constant == pytest.approx(expected.fit.constant, rel=1e-11)
+        assert plan.fit.constant == pytest.approx(expected.fit.constant, rel=constants)
 
 
 INNER = {
@@ -264,6 +264,66 @@ def test_parameters_and_constant_together_are_those_found_in_memory(response, fa
     expected = eq.fit(model, eq.data.table(frame, formula, weights="year"))
     np.testing.assert_allclose(found.theta, expected.theta, rtol=1e-10, atol=1e-13)
     np.testing.assert_allclose([found.constant, found.loss], [expected.constant, expected.loss], rtol=1e-10)
+    assert found.converged
+
+
+# --- Counts next to Poisson's, responses next to exact ---------------------------------------------------
+
+
+def _mild(kind, seed) -> pd.DataFrame:
+    """Counts of no dispersion or hardly any, and sizes of an enormous shape."""
+    rng = np.random.default_rng(seed)
+    a, b = rng.normal(size=(2, N))
+    mean = np.exp(0.3 * a - 0.2 * b)
+    y = {
+        "poisson": lambda: rng.poisson(mean),
+        "binomial": lambda: rng.binomial(8, mean / (1.01 * mean.max())),
+        "even": lambda: np.round(3.0 * mean),
+        "slight": lambda: rng.poisson(mean * rng.gamma(500.0, 0.002, N)),
+        "some": lambda: rng.poisson(mean * rng.gamma(50.0, 0.02, N)),
+        "rare": lambda: rng.poisson(0.02 * mean * rng.gamma(3.0, 1 / 3.0, N)),
+        "exact": lambda: rng.gamma(1e8, 1e-8 * mean),
+    }[kind]()
+    return pd.DataFrame({"a": a, "b": b, "w": rng.uniform(0.5, 2.0, N), "y": y.astype(float)})
+
+
+@pytest.mark.parametrize(
+    ("kind", "seed", "most", "at_end"),
+    [
+        ("poisson", 1, 6, True),
+        ("poisson", 3, 7, False),  # inside its range by a hair: the first step leads to the end of it
+        ("binomial", 1, 6, True),
+        ("even", 1, 6, True),
+        ("slight", 1, 6, True),
+        ("slight", 2, 6, False),
+        ("some", 1, 6, False),
+        ("rare", 1, 6, False),
+        ("exact", 1, 6, False),
+    ],
+)
+@pytest.mark.parametrize("rows", [6_000, pytest.param(40_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("beside", [{}, pytest.param({"weights": "w"}, marks=pytest.mark.slow)])
+@pytest.mark.filterwarnings("ignore:the counts y vary no more:equipoise.EquipoiseWarning")
+def test_a_constant_at_the_end_of_its_range_takes_few_passes(
+    kind, seed, most, at_end, rows, beside, readings, sampled, tmp_path
+) -> None:
+    sampled(rows)
+    frame, model = _mild(kind, seed), eq.glm("gamma" if kind == "exact" else "negative-binomial")
+    frame.to_parquet(tmp_path / "all.parquet", row_group_size=10_000)
+    plan = eq.plan(model, eq.data.scan(tmp_path, "y ~ a + b", **beside))
+    assert readings.total() / N <= (8 if beside else most)
+    expected = eq.plan(model, eq.data.table(frame, "y ~ a + b", **beside))
+    _require_equal(plan, expected, 1e-10)  # rare counts tell their dispersion to fewer digits
+    if not beside:
+        assert (plan.fit.constant < 1.01e-7) == at_end
+
+
+def test_counts_without_dispersion_in_files_say_so(sampled, tmp_path) -> None:
+    sampled(6_000)
+    _mild("binomial", 1).to_parquet(tmp_path / "all.parquet")
+    with pytest.warns(eq.EquipoiseWarning, match=r"counts y vary no more than Poisson's .* 1e-07 was taken"):
+        found = eq.fit(eq.glm("negative-binomial"), eq.data.scan(tmp_path, "y ~ a + b"))
+    assert found.constant == pytest.approx(1e-7, rel=1e-12)
     assert found.converged
 
 

@@ -15,7 +15,7 @@ from equipoise.checks import whole
 from equipoise.data.metering import reading
 from equipoise.errors import EquipoiseWarning, FitFailed, InvalidInput
 from equipoise.files import available_memory
-from equipoise.fitting.certificate import Fit, finite_or_inf, require_residuals
+from equipoise.fitting.certificate import Fit, finite_or_inf
 from equipoise.fitting.ending import ended_alone
 from equipoise.fitting.following import followed
 from equipoise.fitting.maps import WIDE, Map, newton_map, require_other
@@ -23,10 +23,11 @@ from equipoise.fitting.newton import Astray, Rough, minimise
 from equipoise.fitting.scaling import settled_together
 from equipoise.fitting.settling import settle
 from equipoise.fitting.smoothness import NotSmooth
+from equipoise.fitting.together import jointly
 from equipoise.fitting.trust import FEW, by_products, descend
 from equipoise.models.binding import verb
 from equipoise.models.linear import LinearProblem
-from equipoise.models.problem import Joint, Problem
+from equipoise.models.problem import Problem
 
 __all__ = ["LARGEST", "Fit", "fit", "fit_unseen", "scaled_together"]
 
@@ -164,9 +165,8 @@ def _from_minimum(
     problem: Problem, part: Problem, start: Fit, known: Map | None, max_iterations: int
 ) -> tuple[Fit, Map | None]:
     """The minimum of all rows from that of a part of them; Newton's map of many columns may be known."""
-    together = None if problem.source.in_memory else problem.joint()
-    if together is not None:
-        return _jointly(problem, together, part, start, max_iterations), None
+    if not problem.source.in_memory and problem.joint() is not None:
+        return jointly(cast(LinearProblem, problem), cast(LinearProblem, part), start, max_iterations), None
     there = part.at_constant(start.constant)
     newton = known or newton_map(problem, there.derivatives(start.theta, 2).hessian)
     rough = Rough(newton._replace(own=False), there.search.yardstick(start.theta), start.constant)
@@ -174,22 +174,6 @@ def _from_minimum(
         linear, some = cast(LinearProblem, problem), cast(LinearProblem, part)
         return settled_together(linear, some, start, rough.yardstick, max_iterations), known
     return settle(problem, start.theta, partial(minimise, rough=rough), max_iterations, rough), known
-
-
-def _jointly(problem: Problem, together: Joint, part: Problem, start: Fit, max_iterations: int) -> Fit:
-    """The minimum in parameters and constant at once, from that of a part of the rows."""
-    some, constant = part.joint(), start.constant
-    assert some is not None
-    assert constant is not None
-    first = np.append(start.theta, np.log(constant))
-    yard = part.at_constant(constant).search.yardstick(start.theta)
-    newton = newton_map(together, some.derivatives(first, 2).hessian, own=False)
-    rough = Rough(newton, yard, constant)
-    found = minimise(together, first, max_iterations, rough)
-    theta, constant = found.theta[:-1], float(np.exp(found.theta[-1]))
-    require_residuals(problem, yard.spread > 10.0 * yard.rounding)
-    problem.search.require_constant(constant)
-    return replace(found, theta=theta, constant=constant, loss=together.loss(found.theta))
 
 
 def _part(problem: Problem) -> Problem | None:
