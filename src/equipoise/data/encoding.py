@@ -13,7 +13,7 @@ from equipoise.arrays import Array, Index
 from equipoise.cards import Card
 from equipoise.data.arrays import Rows, shares
 from equipoise.data.asked import Asked
-from equipoise.data.columns import Column, column_values, learnt, level_codes
+from equipoise.data.columns import Column, column_values, learnt, level_codes, simplified
 from equipoise.data.design import Design, learnt_encoding, without_offset
 from equipoise.data.evaluation import as_numbers, evaluated, specified
 from equipoise.data.formula import require_room
@@ -170,7 +170,10 @@ class RowEncoder:
     def _encoded(self, frame: pd.DataFrame, place: str) -> Rows | LazyRows:
         if self.whole:
             chosen = frame
-            given = {name: values.to_numpy(np.float64) for name, values in self.asked.given(frame).items()}
+            beside = self.asked.given(frame)
+            given = {
+                name: simplified(name, values, exact=False).to_numpy(np.float64) for name, values in beside.items()
+            }
         else:
             taking = self.asked.taking(frame)
             chosen, given = taking.chosen, taking.numbers
@@ -309,6 +312,12 @@ def lighter(asked: Asked, lessons: Lessons) -> Asked:
 
 
 def as_in_memory(frame: pd.DataFrame, lessons: Lessons) -> pd.DataFrame:
-    """Whole numbers of a column with missing values elsewhere are floats, as they are in a table in memory."""
-    changed = {str(n): np.float64 for n in frame.columns if n in lessons.holed and frame[n].dtype.kind in "iu"}
+    """Whole numbers of a column with missing values elsewhere are floats, as in memory, where these do not round them."""
+    changed = {str(n): np.float64 for n in frame.columns if n in lessons.holed and _turned_to_floats(frame[n])}
     return frame.astype(changed) if changed else frame
+
+
+def _turned_to_floats(column: pd.Series[Any]) -> bool:
+    """Whether pandas has these numbers as floats once some of them are missing, and they stay what they are."""
+    whole = isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu" and len(column) > 0
+    return whole and max(-int(column.min()), int(column.max())) <= 2**53
