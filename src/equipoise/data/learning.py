@@ -22,7 +22,7 @@ from equipoise.data.kept import Far, Lot
 from equipoise.data.nesting import Aside, Given, States, bare, merged_states, noted
 from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import CSVPart, Part, numbered
-from equipoise.data.spelling import Spelling, both_spellings, spellings
+from equipoise.data.spelling import Kinds, Spelling, both_kinds, both_spellings, kinds_beside, spellings
 from equipoise.data.stored import Learnt, frozen, thawed
 from equipoise.data.summaries import LEARNERS, learnt_by
 from equipoise.data.wording import placed_in
@@ -60,6 +60,8 @@ class Lessons:
         A digest of every value, for parts that cannot tell theirs.
     spelt
         Where columns of text files have their first numbers and words.
+    kinds
+        What clusters and times are, and where.
     """
 
     rows: tuple[int, ...]
@@ -76,6 +78,7 @@ class Lessons:
     far: Far
     digest: str
     spelt: Spelling = field(default_factory=dict)
+    kinds: Kinds = field(default_factory=dict)
 
     def merged(self, other: Lessons, most: int) -> Lessons:
         """What was found in both; where there are no rows, there are no types either."""
@@ -101,6 +104,7 @@ class Lessons:
             self.far.merged(other.far),
             hashlib.blake2b((self.digest + other.digest).encode(), digest_size=16).hexdigest(),
             spelt,
+            both_kinds(self.kinds, other.kinds),
         )
 
     def within(self, other: Lessons, most: int) -> Lessons:
@@ -171,6 +175,10 @@ class Learner:
         taking = self.asked.taking(frame, complete=moderate)
         times, chosen = taking.times, taking.chosen
         count = len(chosen)
+        kinds: Kinds = {}
+        if count and self.asked.marks:
+            marks = frame if count == len(frame) else frame.loc[chosen.index, self.asked.marks]
+            kinds = kinds_beside(marks, self.asked, where.label)
         spelt = spellings(chosen, self.asked.roles, where.label) if isinstance(where, CSVPart) else {}
         places = None if count == len(frame) else chosen.index.to_numpy() - frame.index[0]
         witness, levels, states = chosen.iloc[:0], dict[str, dict[Level, int]](), States()
@@ -179,6 +187,8 @@ class Learner:
             witness, levels = self._witness(chosen, values)
         elif count:
             witness = chosen.iloc[:1]
+            for name in chosen.select_dtypes(object).columns:  # which may hold anything
+                simplified(str(name), chosen[name])
         return Lessons(
             (len(frame),),
             (count,),
@@ -195,6 +205,7 @@ class Learner:
             far.of(frame, places),
             "" if where.identity is not None else _digest(frame),
             spelt,
+            kinds,
         )
 
     def _expressed(self, part: tuple[int, Part], chosen: pd.DataFrame, times: Index | None) -> tuple[Any, States]:
@@ -247,7 +258,7 @@ class Learner:
                 values = np.asarray(self.asked.evaluated(factor.expr, self.asked.values(chosen), {}, {}))
             except Exception:  # whatever an expression of the user's may raise
                 return None
-        return values if values.ndim == 1 and values.dtype.kind in "bif" else None
+        return values if values.ndim == 1 and values.dtype.kind in "biuf" else None
 
 
 def _nothing(asked: Asked, far: Far) -> Lessons:
