@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-__all__ = ["as_pandas", "is_text", "regular", "rows_at_once", "with_constants"]
+__all__ = ["as_pandas", "is_text", "plain_decimals", "regular", "rows_at_once", "with_constants"]
 
+# Digits that a decimal may have for the nearest float to be that of no other decimal of so few.
+_DIGITS = 15
 # Bytes of text for each row that is asked for: most text is shorter, and decided by its number of rows alone.
 _LETTERS = 64
 # Rows with text that are decoded at a time, and how many fewer they are if these have more bytes.
@@ -20,23 +22,63 @@ _DECODED, _FEWEST, _BYTES = 1 << 13, 1 << 6, 1 << 24
 
 
 def as_pandas(table: pa.Table) -> pd.DataFrame:
-    """The table as pandas has it, numbers without a copy; decimals become floats."""
+    """The table as pandas has it, numbers without a copy; decimals become floats, but for those that floats would round."""
     import pandas as pd
     import pyarrow as pa
 
+    given = table.schema
     table = table.replace_schema_metadata()  # which says nothing of the values, and may be damaged
     for k, name in enumerate(table.schema.names):
         if pa.types.is_run_end_encoded(table.field(k).type):
             table = table.set_column(k, name, _run_by_run(table.column(k)))
         if pa.types.is_decimal(table.field(k).type):
-            table = table.set_column(k, name, table.column(k).cast(pa.float64()))
+            table = table.set_column(k, name, plain_decimals(table.column(k)))
         elif pa.types.is_dictionary(table.field(k).type):
             table = table.set_column(k, name, _with_proper_levels(_of_one_piece(table.column(k))))
-    frame = table.to_pandas(split_blocks=True, date_as_object=False, ignore_metadata=True)
-    for name in _too_long_for_floats(table):
+    frame = table.to_pandas(
+        split_blocks=True,
+        date_as_object=False,
+        ignore_metadata=True,
+        types_mapper=lambda kind: pd.ArrowDtype(kind) if pa.types.is_decimal(kind) else None,
+    )
+    for name in _no_floats(table, given):
         column = table.column(name)
-        frame[name] = pd.array(column.to_pylist(), dtype="UInt64" if "u" in str(column.type) else "Int64")
+        frame[name] = pd.arrays.IntegerArray(column.fill_null(0).to_numpy().copy(), column.is_null().to_numpy().copy())
     return frame
+
+
+def plain_decimals(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Decimals of few digits as the floats nearest to them; others as whole numbers of 64 bits, or as they are."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if column.type.bit_width < 128:  # of which Arrow computes nothing
+        column = column.cast(pa.decimal128(38, column.type.scale))
+    ends = compute.min_max(column).as_py()
+    if ends["min"] is None:
+        return column.cast(pa.float64())
+    behind = _DIGITS - 1 - max(0, max(ends.values(), key=abs).adjusted())
+    for kind in (
+        (pa.int64(), pa.uint64()) if behind < 0 else (pa.decimal128(38, max(0, min(column.type.scale, behind))),)
+    ):
+        try:
+            exact = column.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+        return exact if behind < 0 else _nearest(exact)
+    return column
+
+
+def _nearest(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Decimals of few digits as floats: their digits and a power of ten are some, and one division rounds once."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    def digits(chunk: pa.Array) -> pa.Array:
+        return pa.Array.from_buffers(pa.decimal128(38, 0), len(chunk), chunk.buffers(), offset=chunk.offset)
+
+    whole = pa.chunked_array([digits(chunk) for chunk in column.chunks], pa.decimal128(38, 0))
+    return compute.divide(whole.cast(pa.int64()).cast(pa.float64()), 10.0**column.type.scale)
 
 
 def _run_by_run(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -79,14 +121,26 @@ def _with_proper_levels(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk.cast(kind) for chunk in made], kind)
 
 
-def _too_long_for_floats(table: pa.Table) -> list[str]:
-    """The columns of whole numbers, some missing, that floats would round: two clusters would become one."""
+def _no_floats(table: pa.Table, given: pa.Schema) -> list[str]:
+    """The columns of whole numbers, some missing, that pandas wrote as whole, or that floats would round."""
     import pyarrow as pa
     from pyarrow import compute
 
-    wide = [f.name for f in table.schema if f.type in (pa.int64(), pa.uint64()) and table.column(f.name).null_count]
-    ends = {name: compute.min_max(table.column(name)).as_py() for name in wide}
-    return [name for name, end in ends.items() if end["min"] is not None and max(-end["min"], end["max"]) > 2**53]
+    holed = [f.name for f in table.schema if pa.types.is_integer(f.type) and table.column(f.name).null_count]
+    if not holed:
+        return []
+    written = _written_whole(given)
+    ends = {name: compute.min_max(table.column(name)).as_py() for name in holed}
+    long = [name for name, end in ends.items() if end["min"] is not None and max(-end["min"], end["max"]) > 2**53]
+    return [name for name in holed if name in written or name in long]
+
+
+def _written_whole(schema: pa.Schema) -> set[str]:
+    """The columns that were of pandas' whole numbers, some of which may be missing, as far as its notes can be read."""
+    try:
+        return {about["name"] for about in schema.pandas_metadata["columns"] if "Int" in about["numpy_type"]}
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return set()
 
 
 def regular(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:

@@ -179,7 +179,7 @@ def _pieces(
     import pyarrow as pa
 
     number, batch = numbered
-    chosen = pa.schema([schema.field(k) for k in fields])
+    chosen = pa.schema([schema.field(k) for k in fields], metadata=schema.metadata)
 
     def reader(k: int) -> Callable[[int, int], pa.Array]:
         kind, (node, first) = schema.field(k).type, places[k]

@@ -93,9 +93,9 @@ def _numeric(name: str, column: pd.Series[Any]) -> NDArray[Any]:
     if not len(column):
         return np.empty(0)
     simple = simplified(name, column)
-    if simple.dtype.kind not in "bif":
+    if simple.dtype.kind not in "biuf":
         raise InvalidInput(name, "a column of numbers", f"a column of {simple.dtype}", "encode it, or use a formula")
-    return simple.to_numpy()
+    return simple.to_numpy(np.float64 if simple.dtype.kind == "u" else None)
 
 
 def column_encoder(asked: Asked, lessons: Lessons, shape: Mapping[str, str | tuple[str, ...]]) -> ColumnEncoder:

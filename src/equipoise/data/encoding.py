@@ -320,6 +320,12 @@ def lighter(asked: Asked, lessons: Lessons) -> Asked:
 
 
 def as_in_memory(frame: pd.DataFrame, lessons: Lessons) -> pd.DataFrame:
-    """Whole numbers of a column with missing values elsewhere are floats, as they are in a table in memory."""
-    changed = {str(n): np.float64 for n in frame.columns if n in lessons.holed and frame[n].dtype.kind in "iu"}
+    """Whole numbers of a column with missing values elsewhere are floats, as in memory, where these do not round them."""
+    changed = {str(n): np.float64 for n in frame.columns if n in lessons.holed and _turned_to_floats(frame[n])}
     return frame.astype(changed) if changed else frame
+
+
+def _turned_to_floats(column: pd.Series[Any]) -> bool:
+    """Whether pandas has these numbers as floats once some of them are missing, and they stay what they are."""
+    whole = isinstance(column.dtype, np.dtype) and column.dtype.kind in "iu" and len(column) > 0
+    return whole and max(-int(column.min()), int(column.max())) <= 2**53

@@ -6,11 +6,11 @@ import hashlib
 import os
 import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from glob import glob, has_magic
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -31,6 +31,7 @@ from equipoise.data.parts import (
     naming,
     unreadable,
 )
+from equipoise.data.texts import BLOCK, doubtful, fits
 from equipoise.data.wording import located
 from equipoise.errors import InvalidInput
 
@@ -277,30 +278,51 @@ def _of_text(location: Location, constants: tuple[Constant, ...]) -> Found:
 
     with location.reading():
         with location.system.open_input_stream(location.path) as stream:
-            start = stream.read(1 << 16)
+            start = stream.read(BLOCK)
         if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise UnicodeError("UTF-16")
         if not start.strip():
             return Found((), ())
-        header, *others = start.split(b"\n")
+        header, ended, _ = start.partition(b"\n")
         names = header.decode("utf-8", errors="replace")
         part = CSVPart(location, max(",;\t|", key=names.count), (), constants)
         # without its end, a header alone is no table to Arrow
-        with part.reader(None, {}, threads=False, stream=None if others else pa.BufferReader(start + b"\n")) as reader:
-            schema = reader.schema
+        with part.reader(None, {}, threads=False, stream=None if ended else pa.BufferReader(start + b"\n")) as reader:
+            schema, blocks = reader.schema, list(islice(reader, 1))
         # pandas leaves dates in a text file as they are written; bytes are text that is not UTF-8, which reading will tell
         words = [pa.types.is_temporal(f.type) or pa.types.is_binary(f.type) for f in schema]
         written = [(f.name, pa.string() if word else f.type) for f, word in zip(schema, words, strict=True)]
-    parts = (replace(part, types=tuple(written)),) if others else ()
-    return Found(parts, ((location.path, _with(pa.schema(written), constants)),))
+        part = replace(part, types=tuple(written))
+        if doubted := [name for block in blocks for name in doubtful(block, start)]:
+            part = _with_types(part, _fitting(part, doubted, 1))
+    return Found((part,) if ended else (), ((location.path, _with(pa.schema(part.types), constants)),))
+
+
+def _with_types(part: CSVPart, known: Mapping[str, pa.DataType]) -> CSVPart:
+    return replace(part, types=tuple((name, known.get(name, kind)) for name, kind in part.types))
+
+
+def _fitting(part: CSVPart, columns: Collection[str], blocks: int | None = None) -> dict[str, pa.DataType]:
+    """The first of some types that fits the values of each column, in the first blocks of a text file or in all."""
+    import pyarrow as pa
+
+    kinds = {name: [pa.int64(), pa.decimal128(38, 0), pa.float64(), pa.bool_(), pa.string()] for name in columns}
+    texts = {name: pa.string() for name, _ in part.types}
+    with part.location.reading(), part.reader(list(kinds), texts, threads=False) as reader:
+        for batch in islice(reader, blocks):
+            for name, fitting in kinds.items():
+                while not fits(batch.column(name), fitting[0]):
+                    fitting.pop(0)
+    return {name: fitting[0] for name, fitting in kinds.items()}
 
 
 def as_floats(found: Found, columns: Collection[str]) -> Found:
     """The same with whole numbers in these columns of text files read as numbers that may have fractions further on."""
-    import pyarrow as pa
+    from pyarrow import float64, types
 
     def kind(name: str, guessed: pa.DataType) -> pa.DataType:
-        return pa.float64() if name in columns and pa.types.is_integer(guessed) else guessed
+        whole = types.is_integer(guessed) or types.is_decimal(guessed)
+        return float64() if name in columns and whole else guessed
 
     parts = (
         replace(part, types=tuple((name, kind(name, guessed)) for name, guessed in part.types))
@@ -319,31 +341,13 @@ def retyped(found: Found, label: str, columns: Collection[str]) -> Found:
     k = next(i for i, part in enumerate(parts) if part.label == label)
     part = parts[k]
     assert isinstance(part, CSVPart)
-    names = [name for name, _ in part.types]
-    fitting = {name: [pa.int64(), pa.float64(), pa.bool_(), pa.string()] for name in names if name in columns}
-    texts = dict.fromkeys(names, pa.string())
-    with part.location.reading(), part.reader(list(fitting), texts, threads=False) as reader:
-        for batch in reader:
-            for name, kinds in fitting.items():
-                while not _casts(batch.column(name), kinds[0]):
-                    kinds.pop(0)
-    types = tuple((name, fitting[name][0] if name in fitting else kind) for name, kind in part.types)
+    parts[k] = made = _with_types(part, _fitting(part, [name for name, _ in part.types if name in columns]))
+    types = made.types
     if types == part.types:
         raise unreadable(label, ValueError("values that its own columns do not take"))
-    parts[k] = replace(part, types=types)
     schema = _with(pa.schema(list(types)), part.constants)
     found = Found(tuple(parts), tuple((name, schema if name == label else s) for name, s in found.schemas))
     return as_floats(found, [name for name, kind in types if pa.types.is_floating(kind)])
-
-
-def _casts(column: pa.Array, kind: pa.DataType) -> bool:
-    import pyarrow as pa
-
-    try:
-        column.cast(kind)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def _of_table(table: pa.Table) -> Found:

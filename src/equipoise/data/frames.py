@@ -97,8 +97,25 @@ def stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
         if len(kinds) > 1 and all(isinstance(kind, pd.CategoricalDtype) for kind in kinds):
             joined[name] = pd.Series(union_categoricals(parts, ignore_order=True))
         else:
-            joined[name] = pd.concat(parts, ignore_index=True)
+            joined[name] = pd.concat(parts if len(kinds) == 1 else _unrounded(parts), ignore_index=True)
     return pd.DataFrame(joined, columns=frames[0].columns)
+
+
+def _unrounded(parts: Sequence[pd.Series]) -> list[pd.Series]:
+    """Numbers of several types; as objects, the whole ones whole, where there are some that floats would round."""
+
+    def long(part: pd.Series) -> bool:
+        whole = part.dtype.kind in "iu" and len(part) > 0
+        return part.dtype == object or (whole and max(-int(part.min()), int(part.max())) > 2**53)
+
+    if not any(map(long, parts)):
+        return list(parts)
+    return [
+        part.map(lambda v: int(v) if v.is_integer() else v).astype(object)
+        if part.dtype.kind == "f"
+        else part.astype(object)
+        for part in parts
+    ]
 
 
 def compact(frame: pd.DataFrame) -> pd.DataFrame:

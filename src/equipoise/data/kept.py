@@ -102,10 +102,13 @@ class Cells:
         """Places of the rows' levels; −1 for any other."""
         import pandas as pd
 
-        return tuple(
-            pd.Index(list(known)).get_indexer(pd.Index(simplified(name, frame[name])))
-            for name, known in zip(self.names, self.levels, strict=True)
-        )
+        def places(known: tuple[Level, ...], values: pd.Series) -> Index:
+            index = pd.Index(list(known))
+            # whole numbers beside others are floats there, which may round them
+            return (index if index.is_unique else pd.Index(list(known), dtype=object)).get_indexer(pd.Index(values))
+
+        named = zip(self.names, self.levels, strict=True)
+        return tuple(places(known, simplified(name, frame[name])) for name, known in named)
 
     def rare(self, frame: pd.DataFrame) -> Index:
         """Places of rows that are of no common one."""
@@ -204,6 +207,8 @@ def _further(one: tuple[float, float], other: tuple[float, float]) -> tuple[floa
 def _numbers(frame: pd.DataFrame, name: str, places: Index | None) -> Array | None:
     """A column of numbers; None where it is of something else."""
     dtype = frame[name].dtype
+    if not isinstance(dtype, np.dtype) and getattr(dtype, "_is_numeric", False) and dtype.kind != "b":
+        return simplified(name, frame[name] if places is None else frame[name].iloc[places]).to_numpy()
     if not isinstance(dtype, np.dtype) or dtype.kind not in "iuf":
         return None
     return frame[name].to_numpy() if places is None else frame[name].to_numpy()[places]

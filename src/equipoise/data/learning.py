@@ -23,7 +23,7 @@ from equipoise.data.metering import Meter
 from equipoise.data.nesting import Aside, Given, States, bare, merged_states, noted
 from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import CSVPart, Part, numbered
-from equipoise.data.spelling import Spelling, both_spellings, spellings
+from equipoise.data.spelling import Kinds, Spelling, both_kinds, both_spellings, kinds_beside, spellings
 from equipoise.data.stored import Learnt, frozen, thawed
 from equipoise.data.summaries import LEARNERS, learnt_by
 from equipoise.data.wording import placed_in
@@ -63,6 +63,8 @@ class Lessons:
         A digest of every value, for parts that cannot tell theirs; of others, which tell some of them, a sum.
     spelt
         Where columns of text files have their first numbers and words.
+    kinds
+        What clusters and times are, and where.
     """
 
     rows: tuple[int, ...]
@@ -80,6 +82,7 @@ class Lessons:
     digest: str
     check: int = 0
     spelt: Spelling = field(default_factory=dict)
+    kinds: Kinds = field(default_factory=dict)
 
     def merged(self, other: Lessons, most: int) -> Lessons:
         """What was found in both; where there are no rows, there are no types either."""
@@ -106,6 +109,7 @@ class Lessons:
             hashlib.blake2b((self.digest + other.digest).encode(), digest_size=16).hexdigest(),
             (self.check + other.check) % _CIRCLE,
             spelt,
+            both_kinds(self.kinds, other.kinds),
         )
 
     def within(self, other: Lessons, most: int) -> Lessons:
@@ -179,6 +183,10 @@ class Learner:
         taking = self.asked.taking(frame, complete=moderate)
         times, chosen = taking.times, taking.chosen
         count = len(chosen)
+        kinds: Kinds = {}
+        if count and self.asked.marks:
+            marks = frame if count == len(frame) else frame.loc[chosen.index, self.asked.marks]
+            kinds = kinds_beside(marks, self.asked, where.label)
         spelt = spellings(chosen, self.asked.roles, where.label) if isinstance(where, CSVPart) else {}
         places = None if count == len(frame) else chosen.index.to_numpy() - frame.index[0]
         witness, levels, states = chosen.iloc[:0], dict[str, dict[Level, int]](), States()
@@ -187,6 +195,8 @@ class Learner:
             witness, levels = self._witness(chosen, values)
         elif count:
             witness = chosen.iloc[:1]
+            for name in (n for n in chosen.columns if chosen[n].dtype.kind == "O"):  # which may hold anything
+                simplified(str(name), chosen[name])
         return Lessons(
             (len(frame),),
             (count,),
@@ -204,6 +214,7 @@ class Learner:
             "" if where.identity is not None else _digest(frame),
             0 if where.identity is None else _checksum(frame, part[0]),
             spelt,
+            kinds,
         )
 
     def _expressed(self, part: tuple[int, Part], chosen: pd.DataFrame, times: Index | None) -> tuple[Any, States]:
@@ -256,7 +267,7 @@ class Learner:
                 values = np.asarray(self.asked.evaluated(factor.expr, self.asked.values(chosen), {}, {}))
             except Exception:  # whatever an expression of the user's may raise
                 return None
-        return values if values.ndim == 1 and values.dtype.kind in "bif" else None
+        return values if values.ndim == 1 and values.dtype.kind in "biuf" else None
 
 
 def _nothing(asked: Asked, far: Far) -> Lessons:
@@ -326,10 +337,9 @@ def _checksum(frame: pd.DataFrame, part: int) -> int:
     places = (2 * np.arange(frame.index[0], frame.index[-1] + 1, dtype=np.uint64) + 1) * np.uint64(2 * part + 1)
     total = 0
     for k, name in enumerate(frame.columns):
-        column = frame[name]
-        values = column.cat.codes.to_numpy() if isinstance(column.dtype, pd.CategoricalDtype) else column.to_numpy()
-        if values.dtype.kind in "biufmM":
-            wide = values if values.dtype.itemsize == 8 else values.astype(np.float64)
+        column = frame[name].cat.codes if isinstance(frame[name].dtype, pd.CategoricalDtype) else frame[name]
+        if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biufmM":
+            wide = column.to_numpy(column.dtype if column.dtype.itemsize == 8 else np.float64)
             total += (2 * k + 1) * int(np.dot(np.ascontiguousarray(wide).view(np.uint64), places))
     return total % _CIRCLE
 

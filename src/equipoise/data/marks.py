@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeGuard, cast
+from decimal import Decimal
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +16,20 @@ from equipoise.cards import Card
 from equipoise.checks import nearest, shown
 from equipoise.errors import InvalidInput
 
-__all__ = ["Labels", "Marking", "Marks", "labels_of", "mark_columns", "marked", "named_columns", "times_of"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "Labels",
+    "Marking",
+    "Marks",
+    "kind_of_labels",
+    "labels_of",
+    "mark_columns",
+    "marked",
+    "named_columns",
+    "times_of",
+]
 
 # whole numbers, the same for the same cluster in every block of a source
 Labels = NDArray[np.int64]
@@ -147,20 +162,12 @@ def _of_height(name: str, values: ArrayLike, height: int) -> ArrayLike:
 def labels_of(values: ArrayLike, name: str) -> Labels:
     """Labels, none of them missing, as whole numbers that depend on the label alone: the same in every block, file and process.
 
-    Whole numbers stand for themselves, dates for their nanoseconds, text for a hash of 64 bits.
+    Whole numbers stand for themselves, of whatever type they are; dates for their nanoseconds, in UTC; text for a hash of
+    64 bits.
     """
-    kind = getattr(getattr(values, "dtype", None), "kind", None)
-    array = np.asarray(values) if kind not in (None, "O") else None
-    if array is not None and array.dtype.kind in "iub":
-        return array.astype(np.int64)
-    if array is not None and array.dtype.kind == "f":
-        _require_known(name, np.isnan(array))
-        number = array.astype(np.float64)
-        whole = (number == np.floor(number)) & (np.abs(number) < 2.0**53)
-        return np.where(whole, np.where(whole, number, 0.0).astype(np.int64), number.view(np.int64))
-    if array is not None and array.dtype.kind == "M":
-        _require_known(name, np.isnat(array))
-        return array.astype("datetime64[ns]").view(np.int64)
+    array = np.asarray(values) if getattr(getattr(values, "dtype", None), "kind", None) not in (None, "O") else None
+    if array is not None and array.dtype.kind in "iubfM":
+        return _codes(array, name)
     import pandas as pd  # slow to import: only those whose labels are words pay for it
 
     series = pd.Series(values).reset_index(drop=True)
@@ -170,12 +177,66 @@ def labels_of(values: ArrayLike, name: str) -> Labels:
         if len(series.cat.categories) > len(series):
             series = series.cat.remove_unused_categories()
         return labels_of(pd.Series(series.cat.categories), name)[series.cat.codes.to_numpy()]
-    if series.dtype == object:
-        series = series.infer_objects()
+    kind, series = _told(series, name)
+    if kind == "text":
+        places, texts = pd.factorize(series.astype(str))
+        return pd.util.hash_array(np.asarray(texts, dtype=object), categorize=False).view(np.int64)[places]
     if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iubfM":
-        return labels_of(series.to_numpy(), name)
-    codes, texts = pd.factorize(series.astype(str))
-    return pd.util.hash_array(np.asarray(texts, dtype=object), categorize=False).view(np.int64)[codes]
+        return _codes(series.to_numpy(), name)
+    places, distinct = pd.factorize(series)
+    return np.array([_exact_code(value) for value in distinct], dtype=np.int64)[places]
+
+
+def kind_of_labels(column: pd.Series[Any], name: str) -> str:
+    """What the labels of a column are coded as: numbers, dates or text. None are missing; what is no label is refused."""
+    import pandas as pd
+
+    if isinstance(column.dtype, pd.CategoricalDtype):
+        return kind_of_labels(pd.Series(column.cat.categories), name)
+    # other types hold for every row
+    return _told(column if column.dtype == object else column.iloc[:1], name)[0]
+
+
+def _told(series: pd.Series[Any], name: str) -> tuple[str, pd.Series[Any]]:
+    """What labels are, and the same as pandas holds it best; dates of a time zone in UTC."""
+    import pandas as pd
+
+    found = pd.api.types.infer_dtype(series, skipna=False)
+    if found == "mixed" and any(isinstance(value, (list, dict, set, np.ndarray)) for value in series):
+        raise InvalidInput(name, "a column of numbers, text or dates", "lists or the like", "choose another column")
+    if found in {"datetime", "datetime64", "date"}:
+        return "dates", pd.to_datetime(series, utc=True).dt.tz_localize(None)
+    if found in {"integer", "integer-na", "floating", "mixed-integer-float", "decimal", "boolean"}:
+        return "numbers", series.infer_objects()
+    return "text", series
+
+
+def _codes(array: NDArray[Any], name: str) -> Labels:
+    """Codes of numbers, those of 64 bits without a sign wrapped around; or of dates."""
+    if array.dtype.kind in "iub":
+        return array.astype(np.int64)
+    if array.dtype.kind == "M":
+        _require_known(name, np.isnat(array))
+        # far dates wrap around, and no two of them to the same
+        return array.astype("datetime64[ns]").view(np.int64)
+    _require_known(name, np.isnan(array))
+    number = array.astype(np.float64)
+    whole = (number == np.floor(number)) & (number >= -(2.0**63)) & (number < 2.0**64)
+    wrapped = np.where(number < 2.0**63, number, number - 2.0**64)
+    return np.where(whole, np.where(whole, wrapped, 0.0).astype(np.int64), number.view(np.int64))
+
+
+def _exact_code(value: Any) -> int:
+    """The code of one number that floats may round: that of the float which stands for it, if one does."""
+    import pandas as pd
+
+    exact = Decimal(repr(value) if isinstance(value, float) else value)
+    if exact == exact.to_integral_value() and -(2**63) <= exact < 2**64:
+        return (int(exact) + 2**63) % 2**64 - 2**63
+    near = float(exact)
+    if Decimal(repr(near)) == exact:
+        return int(np.float64(near).view(np.int64))
+    return int(pd.util.hash_array(np.array([str(Fraction(exact))], dtype=object)).view(np.int64)[0])
 
 
 def times_of(values: ArrayLike, name: str) -> Array:
@@ -186,13 +247,16 @@ def times_of(values: ArrayLike, name: str) -> Array:
 
         try:
             # those of a time zone stay objects otherwise
-            array = pd.to_datetime(pd.Series(values), utc=True).to_numpy("datetime64[ns]")
+            array = pd.to_datetime(pd.Series(values), utc=True).dt.tz_localize(None).to_numpy()
         except (ValueError, TypeError) as error:
             raise InvalidInput(name, "numbers or dates", shown(values), "convert it") from error
     if array.dtype.kind == "M":
         _require_known(name, np.isnat(array))
-        array = array.astype("datetime64[ns]").view(np.int64)
-    number = array.astype(np.float64)
+        # nanoseconds in whole numbers end in 2262
+        unit, each = ("ns", 1.0) if array.dtype == np.dtype("datetime64[ns]") else ("us", 1000.0)
+        number = array.astype(f"datetime64[{unit}]").view(np.int64).astype(np.float64) * each
+    else:
+        number = array.astype(np.float64)
     _require_known(name, ~np.isfinite(number))
     return number
 

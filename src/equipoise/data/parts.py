@@ -6,6 +6,7 @@ number of rows, decoded one after the other, so that a part may be larger than m
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from equipoise.data.arrow import as_pandas, regular, rows_at_once, with_constants
 from equipoise.data.batches import read_batches
-from equipoise.data.texts import MISSING, Quotes, unclosed
+from equipoise.data.texts import BLOCK, MISSING, Quotes, unclosed
 from equipoise.data.wording import brief, located
 from equipoise.errors import InvalidInput
 
@@ -40,7 +41,7 @@ __all__ = [
 # Bytes read at a time from each column of a file: the whole of a column in a row group may be larger than memory.
 _BUFFER = 1 << 20
 # Bytes of text that are parsed at a time.
-_TEXT = 1 << 22
+_TEXT = BLOCK
 
 
 @runtime_checkable
@@ -295,7 +296,7 @@ class CSVPart:
                         yield as_pandas(with_constants(table, self.constants, columns))
             except pa.ArrowInvalid as error:
                 # any text is a string, but for what is no text
-                if "conversion error" in str(error) and "conversion error to string" not in str(error):
+                if re.search("conversion error(?! to string)|[dD]ecimal", str(error)):
                     raise Mistyped(self.label) from error
                 if "straddling" in str(error):
                     self._require_closed()

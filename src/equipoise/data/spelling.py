@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from equipoise.data.marks import Marking, kind_of_labels, mark_columns
 from equipoise.data.wording import brief, located
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Spelling", "both_spellings", "first_word", "spellings"]
+__all__ = ["Kinds", "Spelling", "both_kinds", "both_spellings", "first_word", "kinds_beside", "spellings"]
 
 # Where a column has its first number (True) and its first word (False), for every column of words.
 Spelling: TypeAlias = "dict[str, dict[bool, str]]"
+# Where clusters and times have their first number, date or text.
+Kinds: TypeAlias = "dict[str, dict[str, str]]"
 
 # How a word begins, as it is shown, that is a number to people who write a comma for the point or between thousands.
 _COMMA = re.compile(r"'\s*[-+]?\d+(,\d+)+(\.\d*)?\s*'")
@@ -54,6 +57,24 @@ def both_spellings(first: Spelling, second: Spelling) -> Spelling:
     both = {name: {**second.get(name, {}), **first.get(name, {})} for name in {**first, **second}}
     for name, places in both.items():
         _require_one(name, places)
+    return both
+
+
+def kinds_beside(frame: pd.DataFrame, marking: Marking, label: str) -> Kinds:
+    """What clusters and times are in some rows, none of which is missing; text that is a time is a date."""
+    found = {name: kind_of_labels(frame[name], name) for name in mark_columns(marking)}
+    dated = {name for name in found if name not in marking.clusters and found[name] == "text"}
+    place = f"at row {frame.index[0]} of {located(label)}"
+    return {name: {"dates" if name in dated else kind: place} for name, kind in found.items()}
+
+
+def both_kinds(first: Kinds, second: Kinds) -> Kinds:
+    """Those of two pieces of the same data; labels that are of two kinds would be coded as different ones, and are refused."""
+    both = {name: {**second.get(name, {}), **first.get(name, {})} for name in {**first, **second}}
+    for name, places in both.items():
+        if len(places) > 1:
+            given = " and ".join(f"{kind} {place}" for kind, place in sorted(places.items()))
+            raise InvalidInput(name, "numbers, dates or text throughout", given, "convert it to one of these")
     return both
 
 

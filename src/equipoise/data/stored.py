@@ -100,7 +100,7 @@ def _read_state(value: object, keys: tuple[str, ...], call: str) -> dict[str, Le
 def _is_number(value: object) -> bool:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
-    return abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)
+    return abs(value) < 2**64 if isinstance(value, int) else math.isfinite(value)
 
 
 def _is_row(value: object) -> bool:
