@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-__all__ = ["as_pandas", "is_text", "plain_decimals", "regular", "rows_at_once", "with_constants"]
+__all__ = ["as_pandas", "is_text", "plain_decimals", "regular", "rows_at_once", "with_constants", "with_fields"]
 
 # Digits that a decimal may have for the nearest float to be that of no other decimal of so few.
 _DIGITS = 15
@@ -203,3 +203,13 @@ def with_constants(table: pa.Table, constants: Sequence[tuple[str, Any]], column
         if name in columns and name not in table.schema.names:
             table = table.append_column(name, pa.repeat(value, table.num_rows))
     return table.select(list(columns))
+
+
+def with_fields(schema: pa.Schema, constants: Iterable[tuple[str, Any]]) -> pa.Schema:
+    """The fields of a file and of its path."""
+    import pyarrow as pa
+
+    for name, value in constants:
+        if name not in schema.names:
+            schema = schema.append(pa.field(name, value.type))
+    return schema

@@ -5,23 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
 from glob import glob, has_magic
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from equipoise.checks import shown
 from equipoise.data.agreement import Found, kind_of
+from equipoise.data.arrow import with_fields
 from equipoise.data.batches import batch_rows
 from equipoise.data.framed import FramesPart
 from equipoise.data.parts import (
     ArrowPart,
-    CSVPart,
     FragmentPart,
     Location,
     ParquetPart,
@@ -29,9 +27,8 @@ from equipoise.data.parts import (
     StreamPart,
     TablePart,
     naming,
-    unreadable,
 )
-from equipoise.data.texts import BLOCK, doubtful, fits
+from equipoise.data.text_files import of_text
 from equipoise.data.wording import located
 from equipoise.errors import InvalidInput
 
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
     # a column that a path tells, and its value
     Constant = tuple[str, pa.Scalar]
 
-__all__ = ["as_floats", "is_streamed", "opened", "paths_of", "retyped"]
+__all__ = ["is_streamed", "opened", "paths_of"]
 
 # Row groups smaller than this are read together: opening a file costs as much as decoding some thousand rows.
 _PART_ROWS = 1 << 18
@@ -196,7 +193,7 @@ def _hive(paths: Sequence[str]) -> list[tuple[Constant, ...]]:
 
 
 def _of_file(location: Location, constants: tuple[Constant, ...]) -> Found:
-    read = {"parquet": _of_parquet, "ipc": _of_arrow, "csv": _of_text}[_format(location.path) or "parquet"]
+    read = {"parquet": _of_parquet, "ipc": _of_arrow, "csv": of_text}[_format(location.path) or "parquet"]
     return read(location, constants)
 
 
@@ -205,7 +202,7 @@ def _of_parquet(location: Location, constants: tuple[Constant, ...], chosen: Col
     from pyarrow.parquet import ParquetFile
 
     with location.reading(), ParquetFile(location.path, filesystem=location.system) as file:
-        about, schema = file.metadata, _with(file.schema_arrow, constants)
+        about, schema = file.metadata, with_fields(file.schema_arrow, constants)
         counts = [about.row_group(k).num_rows for k in range(about.num_row_groups)]
         starts = [0, *accumulate(counts)]
         runs: list[list[int]] = []
@@ -237,15 +234,6 @@ def _told(about: FileMetaData, groups: Sequence[int], schema: pa.Schema, constan
     return digest.hexdigest()
 
 
-def _with(schema: pa.Schema, constants: Iterable[Constant]) -> pa.Schema:
-    import pyarrow as pa
-
-    for name, value in constants:
-        if name not in schema.names:
-            schema = schema.append(pa.field(name, value.type))
-    return schema
-
-
 def _of_nothing(schema: pa.Schema) -> pa.Schema:
     """The columns of a file without rows: of no type, which none can disagree with."""
     import pyarrow as pa
@@ -259,7 +247,7 @@ def _of_arrow(location: Location, constants: tuple[Constant, ...]) -> Found:
 
     with location.reading(), location.system.open_input_file(location.path) as stream:
         counts = batch_rows(stream)
-        schema = _with(ipc.open_file(stream).schema, constants)
+        schema = with_fields(ipc.open_file(stream).schema, constants)
     parts: list[Part] = []
     batches: list[int] = []
     first, rows = 0, 0
@@ -270,84 +258,6 @@ def _of_arrow(location: Location, constants: tuple[Constant, ...]) -> Found:
             parts.append(ArrowPart(location, tuple(batches), first, rows, constants))
             first, batches, rows = first + rows, [], 0
     return Found(tuple(parts), ((location.path, schema if sum(counts) else _of_nothing(schema)),))
-
-
-def _of_text(location: Location, constants: tuple[Constant, ...]) -> Found:
-    """A text file, its types guessed from its first rows; a file without even a header has no columns to disagree."""
-    import pyarrow as pa
-
-    with location.reading():
-        with location.system.open_input_stream(location.path) as stream:
-            start = stream.read(BLOCK)
-        if start.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
-            raise UnicodeError("UTF-16")
-        if not start.strip():
-            return Found((), ())
-        header, ended, _ = start.partition(b"\n")
-        names = header.decode("utf-8", errors="replace")
-        part = CSVPart(location, max(",;\t|", key=names.count), (), constants)
-        # without its end, a header alone is no table to Arrow
-        with part.reader(None, {}, threads=False, stream=None if ended else pa.BufferReader(start + b"\n")) as reader:
-            schema, blocks = reader.schema, list(islice(reader, 1))
-        # pandas leaves dates in a text file as they are written; bytes are text that is not UTF-8, which reading will tell
-        words = [pa.types.is_temporal(f.type) or pa.types.is_binary(f.type) for f in schema]
-        written = [(f.name, pa.string() if word else f.type) for f, word in zip(schema, words, strict=True)]
-        part = replace(part, types=tuple(written))
-        if doubted := [name for block in blocks for name in doubtful(block, start)]:
-            part = _with_types(part, _fitting(part, doubted, 1))
-    return Found((part,) if ended else (), ((location.path, _with(pa.schema(part.types), constants)),))
-
-
-def _with_types(part: CSVPart, known: Mapping[str, pa.DataType]) -> CSVPart:
-    return replace(part, types=tuple((name, known.get(name, kind)) for name, kind in part.types))
-
-
-def _fitting(part: CSVPart, columns: Collection[str], blocks: int | None = None) -> dict[str, pa.DataType]:
-    """The first of some types that fits the values of each column, in the first blocks of a text file or in all."""
-    import pyarrow as pa
-
-    kinds = {name: [pa.int64(), pa.decimal128(38, 0), pa.float64(), pa.bool_(), pa.string()] for name in columns}
-    texts = {name: pa.string() for name, _ in part.types}
-    with part.location.reading(), part.reader(list(kinds), texts, threads=False) as reader:
-        for batch in islice(reader, blocks):
-            for name, fitting in kinds.items():
-                while not fits(batch.column(name), fitting[0]):
-                    fitting.pop(0)
-    return {name: fitting[0] for name, fitting in kinds.items()}
-
-
-def as_floats(found: Found, columns: Collection[str]) -> Found:
-    """The same with whole numbers in these columns of text files read as numbers that may have fractions further on."""
-    from pyarrow import float64, types
-
-    def kind(name: str, guessed: pa.DataType) -> pa.DataType:
-        whole = types.is_integer(guessed) or types.is_decimal(guessed)
-        return float64() if name in columns and whole else guessed
-
-    parts = (
-        replace(part, types=tuple((name, kind(name, guessed)) for name, guessed in part.types))
-        if isinstance(part, CSVPart)
-        else part
-        for part in found.parts
-    )
-    return Found(tuple(parts), found.schemas)
-
-
-def retyped(found: Found, label: str, columns: Collection[str]) -> Found:
-    """The same with the types of a text file's columns looked for in all of its rows; where it has fractions, others may."""
-    import pyarrow as pa
-
-    parts = list(found.parts)
-    k = next(i for i, part in enumerate(parts) if part.label == label)
-    part = parts[k]
-    assert isinstance(part, CSVPart)
-    parts[k] = made = _with_types(part, _fitting(part, [name for name, _ in part.types if name in columns]))
-    types = made.types
-    if types == part.types:
-        raise unreadable(label, ValueError("values that its own columns do not take"))
-    schema = _with(pa.schema(list(types)), part.constants)
-    found = Found(tuple(parts), tuple((name, schema if name == label else s) for name, s in found.schemas))
-    return as_floats(found, [name for name, kind in types if pa.types.is_floating(kind)])
 
 
 def _of_table(table: pa.Table) -> Found:

@@ -20,7 +20,7 @@ from equipoise.data.column_encoding import column_encoder
 from equipoise.data.columns import Level
 from equipoise.data.encoding import row_encoder
 from equipoise.data.fields import Columns
-from equipoise.data.files import as_floats, opened, retyped
+from equipoise.data.files import opened
 from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.kept import Cells, Far
 from equipoise.data.learning import KEPT, Learner, Lessons, enough_of, settled
@@ -33,6 +33,7 @@ from equipoise.data.scanned import ENOUGH, Scan
 from equipoise.data.source import Executor, in_order
 from equipoise.data.stored import Learnt
 from equipoise.data.taking import every_row_missing, weightless
+from equipoise.data.text_files import as_floats, retyped
 from equipoise.errors import InvalidInput, warn
 from equipoise.progress import quiet
 
