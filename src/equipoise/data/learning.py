@@ -187,7 +187,7 @@ class Learner:
             witness, levels = self._witness(chosen, values)
         elif count:
             witness = chosen.iloc[:1]
-            for name in chosen.select_dtypes(object).columns:  # which may hold anything
+            for name in (n for n in chosen.columns if chosen[n].dtype.kind == "O"):  # which may hold anything
                 simplified(str(name), chosen[name])
         return Lessons(
             (len(frame),),
