@@ -49,7 +49,7 @@ def test_rows_of_weight_zero_are_left_out(frame) -> None:
 
 def test_missing_weights_are_missing_values(frame) -> None:
     table = frame.assign(w=pd.array([None, 0, *[1] * 38], dtype="Int64"))
-    with pytest.raises(eq.InvalidInput, match=r"missing in columns \['weights'\], rows 0"):
+    with pytest.raises(eq.InvalidInput, match=r"missing in columns \['w'\], rows 0"):
         eq.data.table(table, "y ~ x", weights="w")
     with pytest.warns(EquipoiseWarning, match=r"^1 of 40 rows"):
         assert eq.data.table(table, "y ~ x", weights="w", missing="drop").n == 38
