@@ -331,13 +331,11 @@ def _digest(frame: pd.DataFrame) -> str:
 
 
 def _checksum(frame: pd.DataFrame, part: int) -> int:
-    """Σ value · place over the bits of all numbers and codes: rows in other places make another, however they are read."""
-    import pandas as pd
-
+    """Σ value · place over the bits of all numbers: rows in other places make another, however they are read."""
     places = (2 * np.arange(frame.index[0], frame.index[-1] + 1, dtype=np.uint64) + 1) * np.uint64(2 * part + 1)
     total = 0
     for k, name in enumerate(frame.columns):
-        column = frame[name].cat.codes if isinstance(frame[name].dtype, pd.CategoricalDtype) else frame[name]
+        column = frame[name]
         if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biufmM":
             wide = column.to_numpy(column.dtype if column.dtype.itemsize == 8 else np.float64)
             total += (2 * k + 1) * int(np.dot(np.ascontiguousarray(wide).view(np.uint64), places))
