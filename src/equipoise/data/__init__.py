@@ -1,8 +1,8 @@
 """Sources of rows: arrays, tables and formulas, and files larger than memory."""
 
 from equipoise.data.arrays import Rows, rows
-from equipoise.data.observed import Observations, observations
-from equipoise.data.scanned import Scan, as_rows
+from equipoise.data.observed import Observations, as_rows, observations
+from equipoise.data.scanned import Scan
 from equipoise.data.scanning import scan
 from equipoise.data.table import read_table, table
 

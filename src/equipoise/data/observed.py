@@ -1,4 +1,4 @@
-"""Observations for a loss of your own, with what stands beside them: weights, frequencies, clusters, times."""
+"""What stands for data: rows of a regression; observations for a loss of your own, and what stands beside them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from numpy.typing import ArrayLike, NDArray
 from equipoise.arrays import PyTree
 from equipoise.cards import Card
 from equipoise.checks import checked_options, nearest, shown
+from equipoise.data.arrays import Rows, rows
+from equipoise.data.scanned import Scan
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Observations", "observations"]
+__all__ = ["Observations", "as_rows", "observations"]
+
+_ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time", "trials"}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,3 +135,25 @@ def _require(frame: pd.DataFrame, argument: str, name: str) -> None:
         raise InvalidInput(
             argument, "a column of the table", shown(name), nearest(str(name), known) or "see its columns"
         )
+
+
+def as_rows(data: object) -> Rows | Scan[Rows]:
+    """Accept `Rows`, a scan by a formula, an `(x, y)` pair, or a mapping of the arguments of `rows`.
+
+    Raises
+    ------
+    InvalidInput
+        If `data` is none of these.
+    """
+    if isinstance(data, Rows) or (isinstance(data, Scan) and data.design is not None):
+        return data
+    if isinstance(data, (tuple, list)) and len(data) == 2:
+        return rows(data[0], data[1])
+    if isinstance(data, dict) and {"x", "y"} <= data.keys() <= _ARGUMENTS:
+        return rows(**data)
+    raise InvalidInput(
+        "data",
+        "an (X, y) pair, a mapping with keys x, y, weights, frequency, offset, or a source from eq.data",
+        "a scan of columns" if isinstance(data, Scan) else type(data).__name__,
+        "for a DataFrame or files pass formula=..., or use eq.data.table(frame, formula)",
+    )

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from equipoise.arrays import Array, Index
 from equipoise.cards import Card
 from equipoise.checks import shown
-from equipoise.data.arrays import Rows, rows
 from equipoise.data.fetching import by_part, in_turn, inside, joined, singly
 from equipoise.data.kept import Far, Lot
 from equipoise.data.ledger import pass_key
@@ -47,9 +46,8 @@ if TYPE_CHECKING:
 
     from equipoise.data.design import Design
 
-__all__ = ["ENOUGH", "Scan", "as_rows"]
+__all__ = ["ENOUGH", "Scan"]
 
-_ARGUMENTS = {"x", "y", "weights", "frequency", "offset", "clusters", "time", "trials"}
 # Of `memory`, the share that marks of rows to be read take before they go to the disk.
 _SPOOLED = 32
 # Rows of which a pass is made to see what it makes.
@@ -381,25 +379,3 @@ class Scan(Card, Generic[Block]):
                 argument, f"so that the rows fit into memory, {self.memory / 1e9:.3g} GB",
                 f"{count:,} rows, which take {size / 1e9:.3g} GB", "pass a larger memory= to eq.data.scan, or fewer rows",
             )  # fmt: skip
-
-
-def as_rows(data: object) -> Rows | Scan[Rows]:
-    """Accept `Rows`, a scan by a formula, an `(x, y)` pair, or a mapping of the arguments of `rows`.
-
-    Raises
-    ------
-    InvalidInput
-        If `data` is none of these.
-    """
-    if isinstance(data, Rows) or (isinstance(data, Scan) and data.design is not None):
-        return data
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return rows(data[0], data[1])
-    if isinstance(data, dict) and {"x", "y"} <= data.keys() <= _ARGUMENTS:
-        return rows(**data)
-    raise InvalidInput(
-        "data",
-        "an (X, y) pair, a mapping with keys x, y, weights, frequency, offset, or a source from eq.data",
-        "a scan of columns" if isinstance(data, Scan) else type(data).__name__,
-        "for a DataFrame or files pass formula=..., or use eq.data.table(frame, formula)",
-    )

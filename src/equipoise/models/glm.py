@@ -13,7 +13,8 @@ from equipoise.arrays import Array
 from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, one_of, positive, require_semidefinite, shown
 from equipoise.data.arrays import Rows
-from equipoise.data.scanned import Scan, as_rows
+from equipoise.data.observed import as_rows
+from equipoise.data.scanned import Scan
 from equipoise.errors import InvalidInput
 from equipoise.families.family import FAMILIES, Family, ScalarLoss
 from equipoise.families.links import LINKS
