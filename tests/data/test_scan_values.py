@@ -13,6 +13,7 @@ import pytest
 import equipoise as eq
 from equipoise import InvalidInput
 from equipoise.data.design import Design
+from equipoise.data.framed import FramesPart
 from equipoise.data.marks import labels_of, times_of
 from tests.data.conftest import assert_same
 
@@ -95,8 +96,13 @@ def test_one_label_has_one_code() -> None:
 def test_labels_that_are_numbers_in_some_tables_and_text_in_others() -> None:
     text = FRAME.assign(k=FRAME.k.astype(str))
     for clock in ({"clusters": "k"}, {"time": "k"}):
-        with pytest.raises(InvalidInput, match=r"k: must be numbers, dates or text throughout; got .* at row 200 of"):
+        with pytest.raises(
+            InvalidInput, match=r"k: must be a column of numbers, as in the frames before; .* in frame 2"
+        ):
             eq.data.scan(lambda: iter([FRAME[:200], text[200:]]), "y ~ x", **clock)
+        parts = [FramesPart(lambda: [FRAME[:200]]), FramesPart(lambda: [text[200:]], first=200)]
+        with pytest.raises(InvalidInput, match=r"k: must be numbers, dates or text throughout; got .* at row 200 of"):
+            eq.data.scan(parts, "y ~ x", **clock)
     some = lambda: iter([text[:200], text[200:210].assign(k=np.nan), text[210:].astype({"k": "category"})])  # noqa: E731
     with pytest.warns(eq.EquipoiseWarning, match="10 of 400"):
         source = eq.data.scan(some, "y ~ x", clusters="k", missing="drop")
