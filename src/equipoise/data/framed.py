@@ -84,5 +84,7 @@ def _kind(column: pd.Series[Any]) -> str | None:
     """What a column is made of; None where that is nothing, or a mixture, which is told otherwise."""
     import pandas as pd
 
+    if column.isna().all():
+        return None
     values = column.cat.categories if isinstance(column.dtype, pd.CategoricalDtype) else column
     return _WORDS.get(pd.api.types.infer_dtype(values, skipna=True))
