@@ -88,7 +88,7 @@ INNER = {
 
 @pytest.mark.parametrize("family", ["huber", "student"])
 @pytest.mark.parametrize("options", [{"target": "HC3"}, {"target": "HAC", "lags": 2}])
-@pytest.mark.parametrize("learnt", INNER)
+@pytest.mark.parametrize("learnt", [2, pytest.param(3, marks=pytest.mark.slow), 4])
 def test_a_robust_scale_leaves_passes_for_calls_of_functions_of_calls(
     family, options, learnt, many, readings, sampled
 ) -> None:
@@ -103,8 +103,15 @@ def test_a_robust_scale_leaves_passes_for_calls_of_functions_of_calls(
     _require_equal(plan, eq.plan(_model(family), frame, formula=formula, **options))
 
 
-@pytest.mark.parametrize(("free", "fits", "expected"), [(0, 99, 4), (10**12, 99, 2), (10**12, 1, 4)])
-@pytest.mark.parametrize("beside", [{}, {"frequency": "firm", "weights": "b2"}])
+@pytest.mark.parametrize(
+    ("free", "fits", "expected", "beside"),
+    [
+        (0, 99, 4, {"frequency": "firm", "weights": "b2"}),
+        (10**12, 99, 2, {"frequency": "firm", "weights": "b2"}),
+        (10**12, 99, 2, {}),
+        (10**12, 1, 4, {}),
+    ],
+)
 def test_calls_learn_the_same_bits_from_rows_set_aside_and_from_rows_read_again(
     free, fits, expected, beside, many, readings, tmp_path, monkeypatch
 ) -> None:

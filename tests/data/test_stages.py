@@ -125,23 +125,23 @@ def test_a_loss_of_ones_own_is_carried_on_too_unless_it_was_edited(many, tmp_pat
             raise KeyboardInterrupt
         return summed(self, f, width)
 
-    def run(loss, **others):
+    def run(model, **others):
         source = eq.data.scan(many, columns={"x": ["a", "b"], "y": "count"}, clusters="firm")
-        model = eq.Model(loss, init={"a": 0.0, "b": np.zeros(2)})
         return eq.calibrate(model, source, **{**options, **others}), source
+
+    losses = (lambda p, row: _loss(p, row) + 1e-3 * p["a"] ** 2, _loss)
+    edited, model = (eq.Model(loss, init={"a": 0.0, "b": np.zeros(2)}) for loss in losses)
 
     monkeypatch.setattr(Passage, "summed", killed)
     with pytest.raises(KeyboardInterrupt):
-        run(_loss)
+        run(model)
     monkeypatch.setattr(Passage, "summed", summed)
-    edited = lambda p, row: _loss(p, row) + 1e-3 * p["a"] ** 2  # noqa: E731
-    for loss, fewer in ((edited, 0), (_loss, 3), (lambda p, row: _loss(p, row), 3)):
-        (expected, whole), path = run(loss, checkpoint=None), tmp_path / f"again-{fewer}"
+    for given, fewer in ((edited, 0), (model, 3)):
+        (expected, whole), path = run(given, checkpoint=None), tmp_path / f"again-{fewer}"
         path.with_name(f"{path.name}.passes").write_bytes((tmp_path / "run.passes").read_bytes())
-        found, source = run(loss, checkpoint=path)
+        found, source = run(given, checkpoint=path)
         np.testing.assert_array_equal(found.draws, expected.draws)
         assert source.passes == pytest.approx(whole.passes - fewer)
-        path.unlink()
 
 
 def test_what_a_plan_and_a_summary_say_of_files(many, tmp_path) -> None:
