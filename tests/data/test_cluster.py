@@ -135,6 +135,7 @@ def test_a_killed_worker_costs_only_its_blocks(client, folder) -> None:
     assert set(client.scheduler_info()["workers"]) != before
 
 
+@pytest.mark.slow
 def test_workers_that_a_cluster_has_given_up_come_back(folder, monkeypatch) -> None:
     """Dask forgets a worker that is not there 15 seconds after a death of it: if it was killed twice, nobody is left."""
     monkeypatch.setattr(cluster_module, "_LOOK", 0.2)
@@ -152,6 +153,7 @@ class Deadly(Slow):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_what_dask_gives_up_is_started_anew_and_in_the_end_an_error(folder) -> None:
     """Dask counts the deaths of workers for every task that waits there: with two killed at once twice, it gives them up."""
     with (

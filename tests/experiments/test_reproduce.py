@@ -204,6 +204,7 @@ def test_missing_data_is_reported_not_hidden(tmp_path) -> None:
     assert numbers(tmp_path, "figure-fixed-poisson", dataset="simulated-poisson")
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on(tmp_path) -> None:
     arguments = command("figure1", "--smoke", "--out", str(tmp_path), "--no-progress")
     process = subprocess.Popen(arguments, start_new_session=True)

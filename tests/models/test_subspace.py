@@ -106,6 +106,7 @@ def test_products_are_those_of_the_matrices(net) -> None:
     np.testing.assert_allclose(whole.pulled(w), G.T @ w, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("narrow", [False, True])
 def test_moments_are_the_projected_ones(net, monkeypatch, narrow) -> None:
     model, data, fit, full = net
