@@ -42,15 +42,17 @@ class Room:
 
     memory: int
     held: tuple[int, ...] = field(compare=False)
+    kind: str = "CRV1"
 
     def require(self, groups: int, width: int) -> None:
         """Raise unless there is enough for so many clusters."""
         size = 8 * width * sum(min(groups, rows) for rows in self.held)
         if size > self.memory:
+            other = "CRV1 in place of CRV3, " if self.kind == "CRV3" else ""
             raise InvalidInput(
                 "memory", f"enough for the sums of all clusters: {width} numbers for each of {groups:,} or more",
                 f"{self.memory / 1e9:.3g} GB, where they take {size / 1e9:.3g} GB",
-                "pass a larger memory= to eq.data.scan, CRV1 in place of CRV3, or coarser clusters",
+                f"pass a larger memory= to eq.data.scan, {other}or coarser clusters",
             )  # fmt: skip
 
 
@@ -148,7 +150,7 @@ def cluster_pass(problem: Problem, rowwise: Rowwise, kind: str) -> Beside:
     """The sums of CRV1 or CRV3 by the clusters that the rows of the problem are marked with, all ways in one reading."""
     names, bent = require_clusters(problem, kind), kind == "CRV3"
     source: Any = problem.source
-    room = Room(source.memory, source.held_rows) if isinstance(source, Scan) else None
+    room = Room(source.memory, source.held_rows, kind) if isinstance(source, Scan) else None
     if room is not None:
         # those of the rows that the first pass kept are known before any is read
         width = 1 + len(problem.names) * (1 + len(problem.names) * bent)
