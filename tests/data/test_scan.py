@@ -94,7 +94,7 @@ def test_what_overflows_before_it_is_scaled_is_not_summed(formula, frame) -> Non
 
 
 def test_what_is_no_number_deep_inside_calls_is_told_with_its_row(frame, folder) -> None:
-    formula = "y ~ scale(exp(0.1 * scale(log(20.0 - scale(exp(scale(a)))))))"
+    formula = "y ~ scale(log(20.0 - scale(exp(scale(a)))))"
     frame.loc[203, "a"] = 1e4
     for k, cut in enumerate([slice(0, 200), slice(200, N)]):
         frame[cut].to_parquet(folder / f"part-{k}.parquet", index=False)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from equipoise.data.grammar import LIMITS
+
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
@@ -15,8 +17,10 @@ __all__ = ["as_pandas", "is_text", "plain_decimals", "regular", "rows_at_once", 
 
 # Digits that a decimal may have for the nearest float to be that of no other decimal of so few.
 _DIGITS = 15
+# Levels that a column may have of other rows, which take room.
+_LEVELS = 10 * LIMITS.levels
 # Bytes of text for each row that is asked for: most text is shorter, and decided by its number of rows alone.
-_LETTERS = 64
+_LETTERS = 16
 # Rows with text that are decoded at a time, and how many fewer they are if these have more bytes.
 _DECODED, _FEWEST, _BYTES = 1 << 13, 1 << 6, 1 << 24
 
@@ -34,7 +38,9 @@ def as_pandas(table: pa.Table) -> pd.DataFrame:
         if pa.types.is_decimal(table.field(k).type):
             table = table.set_column(k, name, plain_decimals(table.column(k)))
         elif pa.types.is_dictionary(table.field(k).type):
-            table = table.set_column(k, name, _with_proper_levels(_of_one_piece(table.column(k))))
+            column = _without_others(table.column(k))
+            levels = pa.types.is_dictionary(column.type)
+            table = table.set_column(k, name, _with_proper_levels(_of_one_piece(column)) if levels else column)
     frame = table.to_pandas(
         split_blocks=True,
         date_as_object=False,
@@ -87,6 +93,24 @@ def _run_by_run(column: pa.ChunkedArray) -> pa.ChunkedArray:
     from pyarrow import compute
 
     return pa.chunked_array([compute.run_end_decode(chunk) for chunk in column.chunks], column.type.value_type)
+
+
+def _without_others(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column stored by its levels without those of other rows, if they are many; as text where no formula can have so many."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    given, rows = column.chunks, len(column)
+    if all(len(chunk.dictionary) <= max(_LEVELS, rows) for chunk in given):
+        return column
+    made = []
+    for chunk in given:
+        used = compute.unique(chunk.indices).drop_null()
+        used = used.take(compute.sort_indices(used))  # their order stays
+        places = compute.index_in(chunk.indices, used)
+        made.append(pa.DictionaryArray.from_arrays(places, chunk.dictionary.take(used), ordered=column.type.ordered))
+    small = pa.chunked_array(made)
+    return small if max(len(chunk.dictionary) for chunk in made) <= LIMITS.levels else small.cast(column.type.value_type)
 
 
 def _of_one_piece(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -146,7 +170,7 @@ def _written_whole(schema: pa.Schema) -> set[str]:
 def regular(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
     """The same rows in tables of one length: what a file was written in must not show in the order of a sum.
 
-    Tables of long text have fewer rows, as many as have 64 bytes of it for each that was asked for.
+    Tables of long text have fewer rows, as many as have 16 bytes of it for each that was asked for.
     """
     import pyarrow as pa
 

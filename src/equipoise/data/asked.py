@@ -62,7 +62,12 @@ class Asked:
     @property
     def needed(self) -> list[str]:
         """Every column that is read, once."""
-        return list(dict.fromkeys([*self.roles, *self.beside.values(), *self.marks]))
+        return list(dict.fromkeys([*self.entering, *self.marks]))
+
+    @property
+    def entering(self) -> list[str]:
+        """The columns that losses look at."""
+        return list(dict.fromkeys([*self.roles, *self.beside.values()]))
 
     @property
     def marks(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from equipoise.arrays import Mask
 from equipoise.checks import nearest
+from equipoise.data.marks import labels_of
 from equipoise.data.wording import brief, listed
 from equipoise.errors import InvalidInput
 
@@ -118,10 +120,15 @@ def _unrounded(parts: Sequence[pd.Series]) -> list[pd.Series]:
     ]
 
 
-def compact(frame: pd.DataFrame) -> pd.DataFrame:
-    """Some rows of a large table in little room: many categories without those of other rows, long text that repeats once."""
+def compact(frame: pd.DataFrame, coded: Collection[str] = ()) -> pd.DataFrame:
+    """Some rows of a large table in little room: many categories without those of other rows, long text that repeats once.
+
+    Clusters in the columns to be `coded` have labels in place of words.
+    """
     import pandas as pd
 
+    words = [name for name in coded if not isinstance(frame[name].dtype, np.dtype)]
+    frame = frame.assign(**{name: labels_of(frame[name], name) for name in words})
     for name in frame.columns:
         column = frame[name]
         kind = column.dtype
@@ -129,8 +136,8 @@ def compact(frame: pd.DataFrame) -> pd.DataFrame:
             frame = frame.assign(**{str(name): column.cat.remove_unused_categories()})
         elif isinstance(kind, pd.StringDtype) and column.array.nbytes > _LONG_TEXT * len(frame):
             codes, texts = pd.factorize(column)
-            # rows with the same text refer to one
-            shared = np.append(np.asarray(texts, dtype=object), np.nan)[codes]
+            # rows with the same text refer to one, also those of other tables
+            shared = np.array([*map(sys.intern, texts), np.nan], dtype=object)[codes]
             frame = frame.assign(**{str(name): pd.Series(shared, index=frame.index, dtype=object)})
     return frame
 

@@ -133,6 +133,8 @@ class Far:
         The rows, in pieces; others may be among them.
     rare
         Levels by column, and together, of which all rows are here that are not common; None where none were looked for.
+    coded
+        Columns of clusters, of which the rows have labels in place of words.
     """
 
     names: tuple[str, ...]
@@ -140,6 +142,7 @@ class Far:
     limits: tuple[tuple[float, float], ...] = ()
     frames: tuple[pd.DataFrame, ...] = field(default=(), repr=False)
     rare: tuple[Cells, ...] | None = None
+    coded: tuple[str, ...] = ()
 
     @property
     def searched(self) -> bool:
@@ -158,7 +161,7 @@ class Far:
         columns = [_numbers(frame, name, places) for name in self.names] if self.most else []
         limits = self.limits or tuple(_NONE if v is None else _ends(v, self.most) for v in columns)
         index = np.union1d(_outside(limits, columns), self._of_rare_levels(frame, places))
-        chosen = compact(frame.iloc[index if places is None else places[index]])
+        chosen = compact(frame.iloc[index if places is None else places[index]], self.coded)
         return replace(self, limits=limits, frames=(chosen,))
 
     def _of_rare_levels(self, frame: pd.DataFrame, places: Index | None) -> Index:

@@ -6,7 +6,6 @@ depends on who read which.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from equipoise.data.metering import Meter
 from equipoise.data.nesting import Aside, Given, States, bare, merged_states, noted
 from equipoise.data.numeric import LARGEST
 from equipoise.data.parts import CSVPart, Part, numbered
+from equipoise.data.sameness import Seen, both_seen, ordered_sum, rows_seen, summed
 from equipoise.data.spelling import Kinds, Spelling, both_kinds, both_spellings, kinds_beside, spellings
 from equipoise.data.stored import Learnt, frozen, thawed
 from equipoise.data.summaries import LEARNERS, learnt_by
@@ -37,8 +37,8 @@ __all__ = ["KEPT", "Learner", "Lessons", "enough_of", "settled"]
 
 # Rows of the random sample that is kept of what is read: knots are placed by it, and searches start from it.
 KEPT = 100_000
-# What checksums are counted in.
-_CIRCLE = 1 << 64
+# What there is one of for each part.
+_PER_PART = ("rows", "kept", "observations", "seen")
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class Lessons:
         The extremes of a response that is a number which its own row tells.
     lot, far
         A random sample of the rows, and those at the ends of columns.
-    digest, check
-        A digest of every value, for parts that cannot tell theirs; of others, which tell some of them, a sum.
+    check, seen
+        Sums over all values, as far as parts cannot tell them: one that tells places apart, and others per part.
     spelt
         Where columns of text files have their first numbers and words.
     kinds
@@ -79,8 +79,8 @@ class Lessons:
     ends: tuple[float, float] | None
     lot: Lot
     far: Far
-    digest: str
     check: int = 0
+    seen: tuple[Seen, ...] = ({},)
     spelt: Spelling = field(default_factory=dict)
     kinds: Kinds = field(default_factory=dict)
 
@@ -88,8 +88,7 @@ class Lessons:
         """What was found in both; where there are no rows, there are no types either."""
         for some, none in ((self, other), (other, self)):
             if not sum(none.rows):
-                counts = {name: getattr(self, name) + getattr(other, name) for name in ("rows", "kept", "observations")}
-                return replace(some, **counts)
+                return replace(some, **{name: getattr(self, name) + getattr(other, name) for name in _PER_PART})
         spelt = both_spellings(self.spelt, other.spelt)
         witness, levels = _joined_witness(self, other)
         ends = [end for end in (self.ends, other.ends) if end is not None]
@@ -106,8 +105,8 @@ class Lessons:
             (min(low for low, _ in ends), max(high for _, high in ends)) if ends else None,
             self.lot.merged(other.lot, most),
             self.far.merged(other.far),
-            hashlib.blake2b((self.digest + other.digest).encode(), digest_size=16).hexdigest(),
-            (self.check + other.check) % _CIRCLE,
+            self.check + other.check,
+            self.seen + other.seen,
             spelt,
             both_kinds(self.kinds, other.kinds),
         )
@@ -116,7 +115,7 @@ class Lessons:
         """What was found in both, which are of one part."""
         both = self.merged(other, most)
         counts = {name: (sum(getattr(both, name)),) for name in ("rows", "kept", "observations")}
-        return replace(both, **counts)  # type: ignore[arg-type]
+        return replace(both, seen=(both_seen(*both.seen),), **counts)  # type: ignore[arg-type]
 
 
 def _joined_witness(first: Lessons, second: Lessons) -> tuple[pd.DataFrame, dict[str, dict[Level, int]]]:
@@ -178,7 +177,7 @@ class Learner:
         self, frame: pd.DataFrame, part: tuple[int, Part], rng: np.random.Generator, limit: float, far: Far
     ) -> Lessons:
         """What is found in one block of a part."""
-        where = part[1]
+        number, where = part
         moderate = all(_moderate(frame[name]) for name in frame.columns)
         taking = self.asked.taking(frame, complete=moderate)
         times, chosen = taking.times, taking.chosen
@@ -188,6 +187,7 @@ class Learner:
             marks = frame if count == len(frame) else frame.loc[chosen.index, self.asked.marks]
             kinds = kinds_beside(marks, self.asked, where.label)
         spelt = spellings(chosen, self.asked.roles, where.label) if isinstance(where, CSVPart) else {}
+        hashes = rows_seen(frame, self.asked.entering, words=where.identity is None)
         places = None if count == len(frame) else chosen.index.to_numpy() - frame.index[0]
         witness, levels, states = chosen.iloc[:0], dict[str, dict[Level, int]](), States()
         if count and self.asked.formula is not None:
@@ -209,13 +209,31 @@ class Learner:
             levels,
             states,
             self._ends(chosen) if count else None,
-            _drawn(frame, places, times, rng, limit, self.most),
+            self._drawn(frame, places, times, rng, limit),
             far.of(frame, places),
-            "" if where.identity is not None else _digest(frame),
-            0 if where.identity is None else _checksum(frame, part[0]),
+            ordered_sum(hashes, int(frame.index[0]), number),
+            (summed(hashes),),
             spelt,
             kinds,
         )
+
+    def _drawn(
+        self, frame: pd.DataFrame, places: Index | None, times: Index | None, rng: np.random.Generator, limit: float
+    ) -> Lot:
+        """The observations whose random number is below the limit; each draws its own, also those that share a row.
+
+        They are at some places of the table, or at all. Rows may stand for more than there is room for: of their observations
+        only those are made that can be among those that are kept.
+        """
+        if times is None:
+            priority = rng.random(len(frame) if places is None else places.size)
+            index = np.flatnonzero(priority < limit)
+            priority, index = priority[index], index if places is None else places[index]
+        else:
+            limit = min(limit, enough_of(self.most, int(times.sum())))
+            index = np.repeat(np.arange(len(frame)) if places is None else places, rng.binomial(times, limit))
+            priority = limit * rng.random(index.size)
+        return Lot((priority,), (compact(frame.iloc[index], self.far.coded),))
 
     def _expressed(self, part: tuple[int, Part], chosen: pd.DataFrame, times: Index | None) -> tuple[Any, States]:
         """The values of factors that depend on the table, and what their calls are given in it."""
@@ -288,7 +306,6 @@ def _nothing(asked: Asked, far: Far) -> Lessons:
         None,
         Lot((np.zeros(0),), (empty,)),
         far,
-        "",
     )
 
 
@@ -304,42 +321,6 @@ def _moderate(column: pd.Series[Any]) -> bool:
 def enough_of(most: int, total: int) -> float:
     """What at least `most` of so many random numbers are below, but for one case in a million; 1 where that is all."""
     return min(1.0, (most + 6.0 * np.sqrt(most) + 10.0) / total) if total else 1.0
-
-
-def _drawn(
-    frame: pd.DataFrame, places: Index | None, times: Index | None, rng: np.random.Generator, limit: float, most: int
-) -> Lot:
-    """The observations whose random number is below the limit; each draws its own, also those that share a row.
-
-    They are at some places of the table, or at all. Rows may stand for more than there is room for: of their observations
-    only those are made that can be among the `most` that are kept.
-    """
-    if times is None:
-        priority = rng.random(len(frame) if places is None else places.size)
-        below = np.flatnonzero(priority < limit)
-        return Lot((priority[below],), (compact(frame.iloc[below if places is None else places[below]]),))
-    limit = min(limit, enough_of(most, int(times.sum())))
-    below = np.repeat(np.arange(len(frame)) if places is None else places, rng.binomial(times, limit))
-    return Lot((limit * rng.random(below.size),), (compact(frame.iloc[below]),))
-
-
-def _digest(frame: pd.DataFrame) -> str:
-    import pandas as pd
-
-    values = pd.util.hash_pandas_object(frame, index=False).to_numpy()
-    return hashlib.blake2b(np.ascontiguousarray(values).data, digest_size=16).hexdigest()
-
-
-def _checksum(frame: pd.DataFrame, part: int) -> int:
-    """Σ value · place over the bits of all numbers: rows in other places make another, however they are read."""
-    places = (2 * np.arange(frame.index[0], frame.index[-1] + 1, dtype=np.uint64) + 1) * np.uint64(2 * part + 1)
-    total = 0
-    for k, name in enumerate(frame.columns):
-        column = frame[name]
-        if isinstance(column.dtype, np.dtype) and column.dtype.kind in "biufmM":
-            wide = column.to_numpy(column.dtype if column.dtype.itemsize == 8 else np.float64)
-            total += (2 * k + 1) * int(np.dot(np.ascontiguousarray(wide).view(np.uint64), places))
-    return total % _CIRCLE
 
 
 def settled(

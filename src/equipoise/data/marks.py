@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from equipoise.arrays import Array, Index, Mask
 from equipoise.cards import Card
 from equipoise.checks import nearest, shown
+from equipoise.data.words import word_codes
 from equipoise.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -179,8 +180,7 @@ def labels_of(values: ArrayLike, name: str) -> Labels:
         return labels_of(pd.Series(series.cat.categories), name)[series.cat.codes.to_numpy()]
     kind, series = _told(series, name)
     if kind == "text":
-        places, texts = pd.factorize(series.astype(str))
-        return pd.util.hash_array(np.asarray(texts, dtype=object), categorize=False).view(np.int64)[places]
+        return word_codes(series.astype(str)).view(np.int64)
     if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iubfM":
         return _codes(series.to_numpy(), name)
     places, distinct = pd.factorize(series)

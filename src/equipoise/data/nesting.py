@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from tempfile import gettempdir
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,15 @@ from equipoise.linalg import fixed_order
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Aside", "Given", "States", "bare", "merged_states", "noted", "rounds", "set_aside"]
+__all__ = ["Aside", "Given", "States", "bare", "merged_states", "noted", "require_shallow", "rounds", "set_aside"]
 
 States = dict[str, tuple[str, Summary]]
 Known = Mapping[str, Mapping[str, Learnt]]
 
 # What takes a column apart without learning from it: a call around one of these learns with it.
 _SHIFTS = ("center", "scale", "standardize")
+# Passes that a formula may take to learn: those for fits and moments are five at most.
+_PASSES = 3
 # Of the free space where temporary files go, the share that columns which are set aside may take.
 _SHARE = 0.25
 
@@ -106,6 +109,19 @@ def set_aside(asked: Asked, rows: int) -> Aside | None:
     # numbers of rows, how often they count, and the columns
     width = 2 + len({name for names in factors.values() for name in names})
     return Aside(asked, factors) if rows * width * 8 <= _SHARE * free_disk() else None
+
+
+def require_shallow(asked: Asked, elsewhere: bool) -> None:
+    """Raise where calls lie deeper inside each other than three passes learn, and what they are given is not set aside.
+
+    It is not on a cluster, where rows stay, and where the disk has no room.
+    """
+    if (passes := rounds(asked)) > _PASSES:
+        remedy = "leave executor= out" if elsewhere else f"free space in {gettempdir()}, or set TMPDIR"
+        raise InvalidInput(
+            "formula", f"one that is learnt in {_PASSES} passes {'with an executor' if elsewhere else 'on a full disk'}",
+            f"calls of functions of calls that take {passes}", f"compute the innermost one as a column before; or {remedy}",
+        )  # fmt: skip
 
 
 def rounds(asked: Asked) -> int:

@@ -15,6 +15,7 @@ from equipoise.arrays import Array, Index
 from equipoise.data.encoding import LazyRows
 from equipoise.data.marks import Marking
 from equipoise.data.parts import Part, numbered
+from equipoise.data.sameness import Seen, both_seen, rows_seen, summed
 from equipoise.data.wording import brief
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, fixed_order, tree_sum
@@ -37,6 +38,7 @@ __all__ = [
     "Weight",
     "every_observation",
     "every_row",
+    "require_same",
 ]
 
 
@@ -111,7 +113,10 @@ class Encoder(Marking, Protocol[Made]):
 
 @dataclass(frozen=True)
 class Placed:
-    """A part, what was found in it, and where its rows and observations start among those of all parts."""
+    """A part, what was found in it, and where its rows and observations start among those of all parts.
+
+    `seen` are sums over its values, where it would not notice itself that these have changed.
+    """
 
     part: Part
     rows: int
@@ -119,6 +124,7 @@ class Placed:
     observations: int
     first_row: int
     first_observation: int
+    seen: Seen | None = None
 
 
 @dataclass(frozen=True)
@@ -129,17 +135,14 @@ class Reader(Generic[Block]):
     chunk: int
 
     def frames(self, placed: Placed) -> Iterator[tuple[Placed, pd.DataFrame]]:
-        """The tables of a part, which must have as many rows as before."""
-        count = 0
+        """The tables of a part, whose rows must be those of the first pass."""
+        count, seen = 0, Seen()
         for frame in numbered(placed.part, self.encoder.columns, self.chunk):
             count += len(frame)
+            if placed.seen is not None:
+                seen = both_seen(seen, summed(rows_seen(frame, self.encoder.asked.entering)))
             yield placed, frame
-        if count != placed.rows:
-            raise InvalidInput(
-                "data", "the same at every pass",
-                f"{count:,} rows of {brief(placed.part.label)}, where there were {placed.rows:,} before",
-                "pass data that do not change, and a function that returns a fresh iterator each time",
-            )  # fmt: skip
+        require_same(placed.part.label, (placed.rows, placed.seen or {}), (count, seen))
 
     def encoded(self, item: tuple[Placed, pd.DataFrame]) -> Block:
         """The rows of one table."""
@@ -149,6 +152,18 @@ class Reader(Generic[Block]):
     def chunks(self, placed: Placed) -> Iterator[Block]:
         """The rows of a part."""
         return (made for made in map(self.encoded, self.frames(placed)) if made.height)
+
+
+def require_same(label: str, before: tuple[int, Seen], now: tuple[int, Seen]) -> None:
+    """Raise where a part has other rows than it had: more or fewer, or others as far as sums over both are known."""
+    if before[0] != now[0]:
+        given = f"{now[0]:,} rows of {brief(label)}, where there were {before[0]:,} before"
+    elif any(before[1][name] != total for name, total in now[1].items()):
+        given = f"other values in {brief(label)} than before"
+    else:
+        return
+    remedy = "pass data that do not change, and a function that returns a fresh iterator each time"
+    raise InvalidInput("data", "the same at every pass", given, remedy)
 
 
 @dataclass(frozen=True)
@@ -198,7 +213,7 @@ class Picking(Generic[Block]):
             if stop > done:
                 yield chunk.take(np.searchsorted(total, marks[done:stop], side="right"))
             start, done = float(total[-1]), stop
-            if done == marks.size:
+            if done == marks.size and placed.seen is None:
                 break
 
     def _numbered(self, placed: Placed, marks: Array) -> Iterator[Block]:
@@ -214,7 +229,7 @@ class Picking(Generic[Block]):
                 rows = self.reader.encoded((placed, frame.iloc[places[new]]))
                 yield rows.take(slice(None) if new.all() else np.cumsum(new) - 1)
             start, done = start + len(frame), stop
-            if done == marks.size:
+            if done == marks.size and placed.seen is None:
                 break
 
 

@@ -25,10 +25,10 @@ from equipoise.data.grammar import UserFunction, user_functions
 from equipoise.data.kept import Cells, Far
 from equipoise.data.learning import KEPT, Learner, Lessons, enough_of, settled
 from equipoise.data.metering import Meter
-from equipoise.data.nesting import Aside, rounds, set_aside
-from equipoise.data.parts import ArrowPart, CSVPart, Mistyped, ParquetPart
+from equipoise.data.nesting import Aside, require_shallow, rounds, set_aside
+from equipoise.data.parts import ArrowPart, CSVPart, Mistyped, ParquetPart, notices_changes
 from equipoise.data.passage import CHUNK, workers_for
-from equipoise.data.reading import Placed
+from equipoise.data.reading import Placed, require_same
 from equipoise.data.scanned import ENOUGH, Scan
 from equipoise.data.source import Executor, in_order
 from equipoise.data.stored import Learnt
@@ -261,6 +261,8 @@ def _taught(
         readings, turn = readings + 1, turn + 1
         # on a cluster rows stay where they are
         aside = set_aside(asked, found.rows) if lessons is None and executor is None else None
+        if lessons is None and aside is None:
+            require_shallow(asked, executor is not None)
         foreseen = max(turn, min(2, rounds(asked)) if executor is None else rounds(asked))
         words, size = f"learning from the data, pass {turn} of {foreseen}", sum(lessons.rows) if lessons else found.rows
         meter = Meter()
@@ -276,6 +278,8 @@ def _taught(
         if done:
             return found, lessons, known, readings
         if aside is not None:
+            if aside.held is None:
+                require_shallow(asked, elsewhere=False)
             for _ in range(rounds(asked) - 2):
                 known, _ = settled(asked, replace(lessons, states=aside.states(known)), known)
 
@@ -297,7 +301,8 @@ def _lessons(
         dict.fromkeys([*asked.roles, *(asked.beside[name] for name in ("offset",) if name in asked.beside)])
     )
     rare = None if before is None else _rare(before, asked, most)
-    far = Far(columns, min(_AT_ENDS, most // (8 * max(1, len(columns)))), rare=rare)
+    coded = tuple(name for name in asked.clusters if name not in asked.entering and name != asked.clock)
+    far = Far(columns, min(_AT_ENDS, most // (8 * max(1, len(columns)))), rare=rare, coded=coded)
     # what is read elsewhere counts when it is there
     here, share = meter if executor is None else Meter(), enough_of(most, found.rows)
     learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far, aside, here)
@@ -310,6 +315,9 @@ def _lessons(
         if executor is not None:
             results = _counted(results, meter)
         lessons = reduce(lambda first, second: first.merged(second, most), results)
+    if before is not None:
+        for each in zip(found.parts, before.rows, before.seen, lessons.rows, lessons.seen, strict=True):
+            require_same(each[0].label, each[1:3], each[3:])
     return replace(lessons, lot=lessons.lot.fewer(most))
 
 
@@ -350,7 +358,8 @@ def _placed(found: Found, lessons: Lessons) -> tuple[Placed, ...]:
     stored = (ParquetPart, ArrowPart, CSVPart)
     parts = [replace(part, verify=False) if isinstance(part, stored) else part for part in found.parts]
     rows, observations = ([0, *accumulate(counts)] for counts in (lessons.kept, lessons.observations))
-    every = zip(parts, lessons.rows, lessons.kept, lessons.observations, rows, observations, strict=False)
+    seen = (None if notices_changes(part) else sums for part, sums in zip(parts, lessons.seen, strict=True))
+    every = zip(parts, lessons.rows, lessons.kept, lessons.observations, rows, observations, seen, strict=False)
     return tuple(Placed(*about) for about in every if about[2])
 
 
@@ -359,5 +368,5 @@ def _identity(found: Found, asked: Asked, shape: Mapping[str, str | tuple[str, .
     told = [part.identity for part in found.parts]
     made = (asked.formula, sorted(shape.items()), sorted(asked.beside.items()), asked.marks, asked.missing)
     return hashlib.blake2b(
-        repr((told, lessons.rows, lessons.digest, lessons.check, made)).encode(), digest_size=16
+        repr((told, lessons.rows, lessons.check % 2**64, made)).encode(), digest_size=16
     ).hexdigest()
