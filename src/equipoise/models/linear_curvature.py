@@ -50,11 +50,16 @@ _FLOPS = 1000.0  # of a product that take as long as a pass over local files tak
 
 @dataclass
 class _Known:
-    """What was summed up at one θ: against the last matrices, in how many passes so far, and by each rule against any."""
+    """What was summed up at one θ: against the last matrices, in how many passes so far, and by each rule against any.
+
+    `expected` is the matrix to be asked for next, `many` whether many will be.
+    """
 
     last: dict[bytes, CurvatureSums] = field(default_factory=dict)
     passes: int = 0
     written: dict[int, Written] = field(default_factory=dict)
+    expected: Array | None = None
+    many: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,9 +170,20 @@ class LinearCurvature:
         return replace(every, chances=Chances.of(v, height_of(self.problem.source), most))
 
     def scatter(self) -> Array:
-        """mean g_n² x_n x_nᵀ."""
-        sums = self.problem.source.reduce(ScatterPass(self.problem.model, self.theta, self.leverage))
-        return symmetric(sums.total) / self.problem.source.n
+        """mean g_n² x_n x_nᵀ; of files, what is expected to be asked for next is found in the same pass."""
+        source, S = self.problem.source, self._known.expected
+        f = ScatterPass(self.problem.model, self.theta, self.leverage)
+        if source.in_memory or S is None or S.tobytes() in self._known.last or self._rule in self._known.written:
+            total = (self._reduced(f) if self._known.many else source.reduce(f)).total
+        else:
+            both = self._reduced(Both(f, self._curving(S)))
+            self._remember(S, both.second)
+            total = both.first.total
+        return symmetric(total) / source.n
+
+    def expecting(self, S: Array | None) -> None:
+        """Averages against S will be asked for, or against many matrices if it is None."""
+        self._known.expected, self._known.many = S, S is None
 
     def cross(self, basis: Array) -> Array:
         """mean g_n h_n (x_nᵀ r)² x_n for every column r of a basis."""
@@ -227,26 +243,37 @@ class LinearCurvature:
 
     def _sums(self, S: Array) -> CurvatureSums:
         """The sums against S, and rows that stand for all where a further pass would cost as much; the last two are kept."""
-        key, known = S.tobytes(), self._known
-        if key not in known.last:
-            source, (matrix, root) = self.problem.source, _rooted(S)
-            rules = (self.leverage,) if self.other is None else (None, self.other)
-            f = CurvaturePass(self.problem.model, self.theta, matrix, root, rules)
-            if not source.in_memory and source.n > _LOT:
-                f = f.keeping(self.sampled(_LOT).problem.source, height_of(source))
-            found = self._with_written(f) if self._worth_writing else source.reduce(f)
-            known.last = dict(list(known.last.items())[-1:]) | {key: found}
-            known.passes += 1
-        return known.last[key]
+        if S.tobytes() not in self._known.last:
+            self._remember(S, self._reduced(self._curving(S)))
+        return self._known.last[S.tobytes()]
+
+    def _curving(self, S: Array) -> CurvaturePass:
+        """The pass that finds the sums against S."""
+        source, (matrix, root) = self.problem.source, _rooted(S)
+        rules = (self.leverage,) if self.other is None else (None, self.other)
+        f = CurvaturePass(self.problem.model, self.theta, matrix, root, rules)
+        if source.in_memory or source.n <= _LOT:
+            return f
+        return f.keeping(self.sampled(_LOT).problem.source, height_of(source))
+
+    def _remember(self, S: Array, found: CurvatureSums) -> None:
+        known = self._known
+        known.last = dict(list(known.last.items())[-1:]) | {S.tobytes(): found}
+        known.passes += 1
+
+    def _reduced(self, f: Callable[[Rows], Sums]) -> Sums:
+        """What a pass sums up; the operator is written out besides, where it is time to."""
+        return self._with_written(f) if self._worth_writing else self.problem.source.reduce(f)
 
     @property
     def _worth_writing(self) -> bool:
-        """Whether it is time to write the operator out: that takes no longer than the passes made, and fits into memory."""
+        """Whether to write the operator out: it fits into memory, and takes no longer than passes made or many to come."""
         source, numbers = self.problem.source, self._pairs**2
         if source.in_memory or self._rule in self._known.written:
             return False
         fits = 8 * _HELD * numbers <= getattr(source, "memory", np.inf)
-        return fits and self._known.passes >= max(1.0, numbers / (_FLOPS * self.theta.size))
+        enough = max(1.0, numbers / (_FLOPS * self.theta.size))
+        return fits and (self._known.many or self._known.passes >= enough)
 
     @property
     def _pairs(self) -> int:

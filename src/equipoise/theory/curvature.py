@@ -11,7 +11,7 @@ from equipoise.arrays import Array
 from equipoise.linalg import Sums, blocks, symmetric, tree_sum
 from equipoise.theory.expansion import Expansion, FullExpansion, expanded_rows
 
-__all__ = ["Curvature", "DenseCurvature", "ImagePass", "RankOne", "Turnable", "emphasis"]
+__all__ = ["Curvature", "DenseCurvature", "Foreseeing", "ImagePass", "RankOne", "Turnable", "emphasis"]
 
 
 SumsOut = TypeVar("SumsOut", bound=tuple[object, ...], covariant=True)
@@ -87,6 +87,15 @@ class Turnable(Protocol):
 
     def turned(self, basis: Array, dual: Array) -> Curvature | None:
         """The same in z, θ = basis · z and z = dual · θ; None where that would cost more than it saves."""
+        ...
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """Curvature of rows that are read from files, which finds several things in one pass if it knows what is to come."""
+
+    def expecting(self, S: Array | None) -> None:
+        """Averages against S will be asked for next; against many matrices, if it is None."""
         ...
 
 

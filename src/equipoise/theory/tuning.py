@@ -197,6 +197,8 @@ def tune(
     one_of("structure", structure, STRUCTURES, "use 'full' unless you compare")
     one_of("noise", noise, ("langevin", "completed"))
     matrix = target_matrix(target, moments)
+    if proxy == "dq-exact" and dynamics.batches != "epochs":
+        moments.expecting(dynamics, matrix if structure == "full" or noise == "completed" else None)
     if noise == "completed":
         return _completed(moments, matrix, dynamics, proxy, structure, step, fidelity)
     for name, given in (("step", step), ("fidelity", fidelity)):

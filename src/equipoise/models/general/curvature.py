@@ -14,6 +14,7 @@ from equipoise.data.fields import Columns
 from equipoise.linalg import Sums, Total, fixed_order, symmetric
 from equipoise.models.core import ALIKE, Chances, height_of, lots, standing
 from equipoise.models.general.functions import DIRECTIONS
+from equipoise.models.general.written import Written, halves, turning
 from equipoise.theory.curvature import emphasis
 from equipoise.theory.expansion import FullExpansion, expanded_rows
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["GeneralCurvature", "Leverage"]
 
 _LOT = 1 << 12  # rows that tell how large tr(J_n S) is
+_HELD = 32  # times the operator, written out, would fit into the memory for reading
 _SEVERAL = 8  # times what is between parameters and loss, that third derivatives keep of it
 # Leverages of rows are found with this many random directions where there are more parameters than that: they decide what
 # is drawn, and are weighed for, so that an estimate of them is as good in all but the noise it leaves.
@@ -33,12 +35,37 @@ _DIRECTIONS_OF_LEVERAGE, _MANY = 8, 200
 
 
 class _FileSums(NamedTuple):
-    """Σ J_n S J_n, Σ ∇ tr(∇²ℓ_n S), Σ tr(J_n S)⁴, and of rows that were kept leaves, counts and the chances they had."""
+    """Σ J_n S J_n, Σ ∇ tr(∇²ℓ_n S), Σ tr(J_n S)⁴, and of rows that were kept leaves, counts and the chances they had.
+
+    Besides these the sum of leverages by another rule, and the operator written out, where they are asked for.
+    """
 
     quadratic: Array
     third: Array
     fourth: float
     kept: tuple[tuple[Array, ...], ...]
+    leverage: float
+    squares: Array
+
+
+class _ScatterSums(NamedTuple):
+    """Σ g_n g_nᵀ, and the operator written out where it is asked for."""
+
+    total: Array
+    squares: Array
+
+
+@dataclass
+class _Known:
+    """What passes over files found: against the last matrix, against any, and Σ leverages.
+
+    `several` is whether more than one matrix has been, or will be asked for.
+    """
+
+    last: dict[bytes, _FileSums] = field(default_factory=dict)
+    several: bool = False
+    written: Written | None = None
+    leverage: float | None = None
 
 
 class Leverage(NamedTuple):
@@ -65,12 +92,17 @@ class Leverage(NamedTuple):
 
 @dataclass(frozen=True)
 class GeneralCurvature:
-    """Exact Hessians of each block of rows, recomputed at every call: O(block · D²) memory."""
+    """Exact Hessians of each block of rows, recomputed at every call: O(block · D²) memory.
+
+    Of rows in files, the second matrix that is asked for brings what all others need. `drawn` is how rows are drawn, None for
+    all alike; `other` a rule by leverages whose mean is found in the same passes.
+    """
 
     problem: GeneralProblem
     theta: Array
     drawn: Leverage | None = None
-    _last: dict[bytes, _FileSums] = field(default_factory=dict, repr=False, compare=False)
+    other: Leverage | None = None
+    _known: _Known = field(default_factory=_Known, repr=False, compare=False)
 
     @property
     def travels(self) -> bool:
@@ -80,7 +112,10 @@ class GeneralCurvature:
     def quadratic(self, S: Array) -> Array:
         """mean J_n S J_n."""
         if not self.problem.source.in_memory:
-            return symmetric(self._from_files(S).quadratic) / self.problem.source.n
+            known = self._known
+            written = None if S.tobytes() in known.last else known.written
+            total = symmetric(self._from_files(S).quadratic) if written is None else written.quadratic(S)
+            return total / self.problem.source.n
         with jax.enable_x64(True):
             f = partial(_products, self.theta, self.drawn, S)
             return symmetric(self.problem.reduce(f, self._written).total) / self.problem.source.n
@@ -90,31 +125,54 @@ class GeneralCurvature:
 
     def _from_files(self, S: Array) -> _FileSums:
         """What `quadratic` and `third` sum up, and rows that stand for all, from one reading; the last ones are kept."""
-        key = S.tobytes()
-        if key not in self._last:
+        key, known = S.tobytes(), self._known
+        if key not in known.last:
             chances = Chances.of(self.sampled(_LOT)._every_size(S), height_of(self.problem.source))
-            f = partial(_from_file, self.theta, self.drawn, S, chances, self._bends(S))
+            turn = self._turn if known.several else None
+            f = partial(_from_file, self.theta, (self.drawn, self.other), S, chances, turn, self._bends(S))
             with jax.enable_x64(True):
                 found = self.problem.reduce(f, max(self._written, self._bent))
-            self._last.clear()
-            self._last[key] = found
-        return self._last[key]
+            self._keep(turn, found.squares)
+            known.last, known.several = {key: found}, True
+            if self.other is not None:
+                known.leverage = found.leverage
+        return known.last[key]
+
+    def expecting(self, S: Array | None) -> None:
+        """Averages against S will be asked for, or against many matrices if it is None."""
+        self._known.several |= S is None
+
+    @property
+    def _turn(self) -> Array | None:
+        """The coordinates to write the operator out in; None where it is, or would not fit into memory."""
+        pairs, source = self.theta.size * (self.theta.size + 1) // 2, self.problem.source
+        if source.in_memory or self._known.written or 8 * _HELD * pairs**2 > getattr(source, "memory", np.inf):
+            return None
+        return turning(self.sampled(_LOT).problem.derivatives(self.theta, 2).hessian)
+
+    def _keep(self, turn: Array | None, squares: Array) -> None:
+        if turn is not None:
+            self._known.written = Written(turn, squares)
 
     def _every_size(self, S: Array) -> Array:
-        """|tr(J_n S)| of all rows, which are few."""
+        """|tr(J_n S)| of all rows, which are few, as they are drawn."""
         problem, found = self.problem, list[Array]()
         with jax.enable_x64(True):
             for block in problem.source.blocks(self._written):
-                rows = problem.padded(block, block.height).rows
-                found.append(_sizes(np.asarray(problem.functions.hessians(self.theta, rows)), S))
+                padded = problem.padded(block, block.height)
+                J = _hessians(self.theta, problem.functions, padded)
+                found.append(_emphasised(self.theta, self.drawn, S, J, problem.functions, padded))
         return np.concatenate(found)
 
     def scatter(self) -> Array:
         """mean g_n g_nᵀ."""
+        turn = self._turn
         with jax.enable_x64(True):
             width = self.problem.functions.scored if self.drawn is None else self._width
-            f = partial(_scatter, self.theta, self.drawn)
-            return symmetric(self.problem.reduce(f, width).total) / self.problem.source.n
+            f = partial(_scatter, self.theta, self.drawn, turn)
+            sums = self.problem.reduce(f, width if turn is None else max(width, self._written))
+        self._keep(turn, sums.squares)
+        return symmetric(sums.total) / self.problem.source.n
 
     def leverages(self, inverse: Array) -> Array:
         """|tr(H⁻¹ J_n)| of every observation: exact, or with many parameters an estimate, the same at every call."""
@@ -128,8 +186,22 @@ class GeneralCurvature:
     def leveraged(self, inverse: Array, hessian: Array) -> GeneralCurvature:
         """The same for rows drawn by leverage."""
         del hessian  # second derivatives of a general loss may be negative, so that J does not have the mean
-        drawn = self._lottery(inverse)._replace(mean=float(self.leverages(inverse).mean()))
-        return GeneralCurvature(self.problem, self.theta, drawn)
+        drawn, total = self._lottery(inverse), self._known.leverage
+        if self.problem.source.in_memory:
+            total = float(self.leverages(inverse).sum())
+        elif total is None or self.other is None or not np.array_equal(inverse, self.other.inverse):
+            with jax.enable_x64(True):
+                total = float(self.problem.reduce(partial(_total_leverage, self.theta, drawn), self._width).total)
+        return GeneralCurvature(self.problem, self.theta, drawn._replace(mean=total / self.problem.source.n))
+
+    def foreseeing(self, hessian: Array) -> GeneralCurvature:
+        """The same, with rows drawn by leverage in mind where a pass for them would cost, given H."""
+        if self.problem.source.in_memory:
+            return self
+        try:
+            return replace(self, other=self._lottery(np.linalg.inv(hessian).astype(np.float64)))
+        except np.linalg.LinAlgError:
+            return self
 
     def _lottery(self, inverse: Array) -> Leverage:
         return Leverage.of(inverse, self.problem.model.structure.full)
@@ -202,13 +274,13 @@ class GeneralCurvature:
     def representative(self, count: int, S: Array) -> GeneralCurvature:
         """All rows in memory; of files those that stand for all, where they have the mean tr(J_n S)⁴ of all."""
         source = self.problem.source
-        if source.in_memory or self.drawn is not None:
+        if source.in_memory:
             return self
         found = self._from_files(S)
         *leaves, counts, chance = (np.concatenate(column) for column in zip(*found.kept, strict=True))
         times = standing(counts, chance, source.n)
         some = Columns(tuple(leaves), source.names, frequency=times)
-        core = GeneralCurvature(replace(self.problem, source=some), self.theta)
+        core = GeneralCurvature(replace(self.problem, source=some), self.theta, self.drawn)
         fourth = float(times @ core._every_size(S) ** 4)
         return core if abs(fourth - found.fourth) <= ALIKE * found.fourth else self
 
@@ -258,25 +330,57 @@ def _bends_along(theta: Array, vectors: Array, functions: Functions, b: Padded) 
 
 def _from_file(
     theta: Array,
-    drawn: Leverage | None,
+    rules: tuple[Leverage | None, Leverage | None],
     S: Array,
     chances: Chances,
+    turn: Array | None,
     bends: OfBlock[Total],
     functions: Functions,
     b: Padded,
 ) -> _FileSums:
+    drawn, other = rules
     J = _hessians(theta, functions, b)
-    quadratic, v = _quadratic(theta, drawn, S, J, functions, b), _sizes(J, S)
+    v = _emphasised(theta, drawn, S, J, functions, b)
     chance = chances(v)
     index = np.flatnonzero(lots(v) < chance)
     leaves = (np.asarray(leaf)[: b.size][index] for leaf in jax.tree.leaves(b.rows))
-    kept = ((*leaves, b.counts[index], chance[index]),)
-    return _FileSums(quadratic, bends(functions, b).total, float(b.counts @ v**4), kept)
+    return _FileSums(
+        _quadratic(theta, drawn, S, J, functions, b),
+        bends(functions, b).total,
+        float(b.counts @ v**4),
+        ((*leaves, b.counts[index], chance[index]),),
+        0.0 if other is None else float(b.counts @ _leverage(theta, other, functions, b, J)),
+        _squares(theta, drawn, turn, J, functions, b),
+    )
 
 
-def _scatter(theta: Array, drawn: Leverage | None, functions: Functions, b: Padded) -> Total:
+def _emphasised(theta: Array, drawn: Leverage | None, S: Array, J: Array, functions: Functions, b: Padded) -> Array:
+    """|tr(J_n S)| of a block of rows, times √(1/(N p_n)) where they are drawn by leverage."""
+    v = _sizes(J, S)
+    return v if drawn is None else v * np.sqrt(drawn.emphasis(_leverage(theta, drawn, functions, b, J)))
+
+
+def _squares(
+    theta: Array, drawn: Leverage | None, turn: Array | None, J: Array, functions: Functions, b: Padded
+) -> Array:
+    """The operator over a block of rows, written out; nothing where it is not to be."""
+    if turn is None:
+        return np.zeros((0, 0))
+    v = halves(J, turn)
+    return (v * _shares(theta, drawn, functions, b, J)[:, None]).T @ v
+
+
+def _total_leverage(theta: Array, drawn: Leverage, functions: Functions, b: Padded) -> Total:
+    return Total(np.array(b.counts @ _leverage(theta, drawn, functions, b)))
+
+
+def _scatter(
+    theta: Array, drawn: Leverage | None, turn: Array | None, functions: Functions, b: Padded
+) -> _ScatterSums:
     g = np.asarray(functions.scores(theta, b.rows))[: b.size]
-    return Total((g * _shares(theta, drawn, functions, b)[:, None]).T @ g)
+    J = np.zeros(0) if turn is None else _hessians(theta, functions, b)
+    shares = _shares(theta, drawn, functions, b, None if turn is None else J)
+    return _ScatterSums((g * shares[:, None]).T @ g, _squares(theta, drawn, turn, J, functions, b))
 
 
 def _images(

@@ -216,12 +216,16 @@ class GeneralProblem(Card):
             mean_score=mean,
             noise_ratio=float(np.trace(np.linalg.lstsq(J, V, rcond=None)[0]) / theta.size),
             names=self.names,
-            curvature=self.curvature(theta),
+            curvature=self.curvature(theta, H),
         )
 
-    def curvature(self, theta: Array) -> GeneralCurvature | FactoredCurvature | StoredCurvature:
-        """The operator behind K at θ: low-rank factors of every row's Hessian where they exist."""
+    def curvature(
+        self, theta: Array, hessian: Array | None = None
+    ) -> GeneralCurvature | FactoredCurvature | StoredCurvature:
+        """The operator behind K at θ, where H may be known: low-rank factors of every row's Hessian where they exist."""
         exact = GeneralCurvature(self, theta)
+        if hessian is not None:
+            exact = exact.foreseeing(hessian)
         if self.model.structure.basis is not None:
             return subspace_curvature(exact)
         return factored_curvature(exact) or exact
