@@ -134,7 +134,9 @@ def test_calls_learn_the_same_bits_from_rows_set_aside_and_from_rows_read_again(
         assert readings.total() == (expected + 3) * N
         # but not more often than leaves eight passes for all
         deep = f"level ~ poly({INNER[4]}, 2)"
-        with pytest.raises(eq.InvalidInput, match=r"in 3 passes with an executor; got .* that take 4.*as a column before"):
+        with pytest.raises(
+            eq.InvalidInput, match=r"in 3 passes with an executor; got .* that take 4.*as a column before"
+        ):
             eq.data.scan(tmp_path, deep, executor=pool)
         assert readings.total() == (expected + 3) * N
     if expected == 3:
@@ -218,6 +220,27 @@ def test_a_loss_of_ones_own_is_read_at_most_eight_times(many, readings) -> None:
     source = eq.data.scan(many, columns={"x": ["a", "b"], "y": "count"})
     eq.plan(eq.Model(jax_loss, {"a": 0.0, "b": np.zeros(2)}), source)
     assert readings.total() / N <= 8
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({"structure": "diagonal"}, 6),
+        ({"structure": "scalar", "batches": "leverage", "target": "HC3"}, 8),
+        ({"batches": "leverage", "momentum": 0.5, "target": "CRV1"}, 8),
+        ({"batches": "leverage"}, 7),
+    ],
+)
+def test_tunings_of_a_loss_of_ones_own_read_no_file_again_and_again(options, passes, many, readings) -> None:
+    source = eq.data.scan(many, columns={"x": ["a", "b"], "y": "count"}, clusters="firm")
+    model = eq.Model(jax_loss, {"a": 0.0, "b": np.zeros(2)})
+    plan = eq.plan(model, source, **options)
+    assert readings.total() / N <= passes
+    expected = eq.plan(model, source.marked().whole(), **options)
+    # a diagonal step is searched for
+    near = 1e-7 if "structure" in options else 1e-9
+    np.testing.assert_allclose(plan.tuning.step, expected.tuning.step, rtol=near)
+    np.testing.assert_allclose(plan.tuning.predicted.cov, expected.tuning.predicted.cov, rtol=near)
 
 
 def test_little_memory_takes_no_further_pass(many, readings) -> None:

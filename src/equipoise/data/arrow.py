@@ -96,7 +96,7 @@ def _run_by_run(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _without_others(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column stored by its levels without those of other rows, if they are many; as text where no formula can have so many."""
+    """A column stored by its levels without those of other rows, if they are many; as text where no formula has so many."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -110,7 +110,9 @@ def _without_others(column: pa.ChunkedArray) -> pa.ChunkedArray:
         places = compute.index_in(chunk.indices, used)
         made.append(pa.DictionaryArray.from_arrays(places, chunk.dictionary.take(used), ordered=column.type.ordered))
     small = pa.chunked_array(made)
-    return small if max(len(chunk.dictionary) for chunk in made) <= LIMITS.levels else small.cast(column.type.value_type)
+    return (
+        small if max(len(chunk.dictionary) for chunk in made) <= LIMITS.levels else small.cast(column.type.value_type)
+    )
 
 
 def _of_one_piece(column: pa.ChunkedArray) -> pa.ChunkedArray:

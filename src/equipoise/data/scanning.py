@@ -367,6 +367,4 @@ def _identity(found: Found, asked: Asked, shape: Mapping[str, str | tuple[str, .
     """A digest of the rows and of what is made of them."""
     told = [part.identity for part in found.parts]
     made = (asked.formula, sorted(shape.items()), sorted(asked.beside.items()), asked.marks, asked.missing)
-    return hashlib.blake2b(
-        repr((told, lessons.rows, lessons.check % 2**64, made)).encode(), digest_size=16
-    ).hexdigest()
+    return hashlib.blake2b(repr((told, lessons.rows, lessons.check % 2**64, made)).encode(), digest_size=16).hexdigest()

@@ -17,7 +17,7 @@ from equipoise.cards import Card
 from equipoise.checks import checked_options, finite_array, instance, numeric_array, shown, whole
 from equipoise.errors import InvalidInput
 from equipoise.linalg import congruent, split_range, symmetric
-from equipoise.theory.curvature import Foreseeing, Curvature, DenseCurvature, RankOne, Turnable
+from equipoise.theory.curvature import Curvature, DenseCurvature, Foreseeing, RankOne, Turnable
 from equipoise.theory.dynamics import BatchRule, Dynamics
 from equipoise.theory.newton import noise_peak
 
@@ -97,8 +97,11 @@ class Moments(Card):
 
     def expecting(self, dynamics: Dynamics, S: Array | None) -> None:
         """Say that K(S) will be asked for, or K of many matrices if it is None, before anything else is that takes a pass."""
-        if isinstance(self.curvature, Foreseeing) and isinstance(found := self.drawn(dynamics.rule), Foreseeing):
-            found.expecting(S)
+        if self.curvature is None:
+            return
+        operator = self.drawn(dynamics.rule)
+        if isinstance(operator, Foreseeing):
+            operator.expecting(S)
 
     def turned_noise(self, basis: Array, dual: Array, dynamics: Dynamics) -> Callable[[Array], Array] | None:
         """S ↦ Rᵀ K(R S Rᵀ) R by curvature in these coordinates, R = basis and R⁻¹ = dual; None where it is not to be had."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -12,15 +12,31 @@ import numpy as np
 from equipoise.arrays import Array
 from equipoise.data.fields import Columns
 from equipoise.linalg import Sums, Total, fixed_order, symmetric
-from equipoise.models.core import ALIKE, Chances, height_of, lots, standing
+from equipoise.models.core import ALIKE, Chances, height_of, standing
+from equipoise.models.general.blockwise import (
+    DIRECTIONS_OF_LEVERAGE,
+    MANY,
+    FileSums,
+    Leverage,
+    bends_along,
+    bends_of,
+    cross_of,
+    emphasised,
+    from_file,
+    hessians_of,
+    images_of,
+    leverage_of,
+    products,
+    scatter_of,
+    total_leverage,
+    turned,
+)
 from equipoise.models.general.functions import DIRECTIONS
-from equipoise.models.general.written import Written, halves, turning
-from equipoise.theory.curvature import emphasis
+from equipoise.models.general.written import Written, turning
 from equipoise.theory.expansion import FullExpansion, expanded_rows
 
 if TYPE_CHECKING:
-    from equipoise.models.general.functions import Functions
-    from equipoise.models.general.passes import OfBlock, Padded
+    from equipoise.models.general.passes import OfBlock
     from equipoise.models.general.problem import GeneralProblem
     from equipoise.theory.curvature import ImagePass
 
@@ -29,30 +45,6 @@ __all__ = ["GeneralCurvature", "Leverage"]
 _LOT = 1 << 12  # rows that tell how large tr(J_n S) is
 _HELD = 32  # times the operator, written out, would fit into the memory for reading
 _SEVERAL = 8  # times what is between parameters and loss, that third derivatives keep of it
-# Leverages of rows are found with this many random directions where there are more parameters than that: they decide what
-# is drawn, and are weighed for, so that an estimate of them is as good in all but the noise it leaves.
-_DIRECTIONS_OF_LEVERAGE, _MANY = 8, 200
-
-
-class _FileSums(NamedTuple):
-    """Σ J_n S J_n, Σ ∇ tr(∇²ℓ_n S), Σ tr(J_n S)⁴, and of rows that were kept leaves, counts and the chances they had.
-
-    Besides these the sum of leverages by another rule, and the operator written out, where they are asked for.
-    """
-
-    quadratic: Array
-    third: Array
-    fourth: float
-    kept: tuple[tuple[Array, ...], ...]
-    leverage: float
-    squares: Array
-
-
-class _ScatterSums(NamedTuple):
-    """Σ g_n g_nᵀ, and the operator written out where it is asked for."""
-
-    total: Array
-    squares: Array
 
 
 @dataclass
@@ -62,32 +54,10 @@ class _Known:
     `several` is whether more than one matrix has been, or will be asked for.
     """
 
-    last: dict[bytes, _FileSums] = field(default_factory=dict)
+    last: dict[bytes, FileSums] = field(default_factory=dict)
     several: bool = False
     written: Written | None = None
     leverage: float | None = None
-
-
-class Leverage(NamedTuple):
-    """Rows drawn by leverage: H⁻¹, directions v with Σ v vᵀ ≈ H⁻¹ for many parameters, and the mean leverage (theory §13)."""
-
-    inverse: Array
-    directions: Array | None
-    mean: float = 1.0
-
-    @staticmethod
-    def of(inverse: Array, full: int) -> Leverage:
-        """Exact for few parameters, of which a subspace has as many as are behind it."""
-        dim = len(inverse)
-        if full <= _MANY:
-            return Leverage(inverse, None)
-        signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(_DIRECTIONS_OF_LEVERAGE, dim))
-        root = np.linalg.cholesky(symmetric(inverse)).astype(np.float64)
-        return Leverage(inverse, signs @ root.T / np.sqrt(_DIRECTIONS_OF_LEVERAGE))
-
-    def emphasis(self, leverage: Array) -> Array:
-        """1/(N p_n)."""
-        return emphasis(leverage, self.mean)
 
 
 @dataclass(frozen=True)
@@ -117,19 +87,19 @@ class GeneralCurvature:
             total = symmetric(self._from_files(S).quadratic) if written is None else written.quadratic(S)
             return total / self.problem.source.n
         with jax.enable_x64(True):
-            f = partial(_products, self.theta, self.drawn, S)
+            f = partial(products, self.theta, self.drawn, S)
             return symmetric(self.problem.reduce(f, self._written).total) / self.problem.source.n
 
     def _bends(self, S: Array) -> OfBlock[Total]:
-        return partial(_bends, self.theta, *np.linalg.eigh(symmetric(S)))
+        return partial(bends_of, self.theta, *np.linalg.eigh(symmetric(S)))
 
-    def _from_files(self, S: Array) -> _FileSums:
+    def _from_files(self, S: Array) -> FileSums:
         """What `quadratic` and `third` sum up, and rows that stand for all, from one reading; the last ones are kept."""
         key, known = S.tobytes(), self._known
         if key not in known.last:
             chances = Chances.of(self.sampled(_LOT)._every_size(S), height_of(self.problem.source))
             turn = self._turn if known.several else None
-            f = partial(_from_file, self.theta, (self.drawn, self.other), S, chances, turn, self._bends(S))
+            f = partial(from_file, self.theta, (self.drawn, self.other), S, chances, turn, self._bends(S))
             with jax.enable_x64(True):
                 found = self.problem.reduce(f, max(self._written, self._bent))
             self._keep(turn, found.squares)
@@ -160,8 +130,8 @@ class GeneralCurvature:
         with jax.enable_x64(True):
             for block in problem.source.blocks(self._written):
                 padded = problem.padded(block, block.height)
-                J = _hessians(self.theta, problem.functions, padded)
-                found.append(_emphasised(self.theta, self.drawn, S, J, problem.functions, padded))
+                J = hessians_of(self.theta, problem.functions, padded)
+                found.append(emphasised(self.theta, self.drawn, S, J, problem.functions, padded))
         return np.concatenate(found)
 
     def scatter(self) -> Array:
@@ -169,7 +139,7 @@ class GeneralCurvature:
         turn = self._turn
         with jax.enable_x64(True):
             width = self.problem.functions.scored if self.drawn is None else self._width
-            f = partial(_scatter, self.theta, self.drawn, turn)
+            f = partial(scatter_of, self.theta, self.drawn, turn)
             sums = self.problem.reduce(f, width if turn is None else max(width, self._written))
         self._keep(turn, sums.squares)
         return symmetric(sums.total) / self.problem.source.n
@@ -179,7 +149,7 @@ class GeneralCurvature:
         drawn = self._lottery(inverse)
         with jax.enable_x64(True), fixed_order():
             found = (
-                (_leverage(self.theta, drawn, self.problem.functions, b), b) for b in self.problem.each(self._width)
+                (leverage_of(self.theta, drawn, self.problem.functions, b), b) for b in self.problem.each(self._width)
             )
             return np.concatenate([np.repeat(each, b.counts.astype(np.int64)) for each, b in found])
 
@@ -191,7 +161,7 @@ class GeneralCurvature:
             total = float(self.leverages(inverse).sum())
         elif total is None or self.other is None or not np.array_equal(inverse, self.other.inverse):
             with jax.enable_x64(True):
-                total = float(self.problem.reduce(partial(_total_leverage, self.theta, drawn), self._width).total)
+                total = float(self.problem.reduce(partial(total_leverage, self.theta, drawn), self._width).total)
         return GeneralCurvature(self.problem, self.theta, drawn._replace(mean=total / self.problem.source.n))
 
     def foreseeing(self, hessian: Array) -> GeneralCurvature:
@@ -209,8 +179,8 @@ class GeneralCurvature:
     @property
     def _width(self) -> int:
         """Numbers a leverage takes of each row."""
-        few = self.problem.model.structure.full > _MANY
-        return self.problem.model.structure.apart(_DIRECTIONS_OF_LEVERAGE) if few else self._written
+        few = self.problem.model.structure.full > MANY
+        return self.problem.model.structure.apart(DIRECTIONS_OF_LEVERAGE) if few else self._written
 
     @property
     def _written(self) -> int:
@@ -236,7 +206,7 @@ class GeneralCurvature:
     def third_along(self, vectors: Array) -> Array:
         """∇³L[v, v, ·], the regulariser's share included."""
         with jax.enable_x64(True):
-            total = self.problem.reduce(partial(_bends_along, self.theta, vectors), self._bent).total
+            total = self.problem.reduce(partial(bends_along, self.theta, vectors), self._bent).total
             penalty = self.problem.functions.penalty_bends(self.theta, vectors)
         return total / self.problem.source.n + penalty / self.problem.n
 
@@ -251,10 +221,10 @@ class GeneralCurvature:
                 weights = (
                     np.ones(b.size)
                     if self.drawn is None
-                    else self.drawn.emphasis(_leverage(self.theta, self.drawn, functions, b, J))
+                    else self.drawn.emphasis(leverage_of(self.theta, self.drawn, functions, b, J))
                 )
-                parts.append((g @ basis, basis.T @ J @ basis, _turned(T, basis), weights, b.counts / some.source.n))
-            prior = _turned(functions.penalty_third(self.theta), basis) / some.n
+                parts.append((g @ basis, basis.T @ J @ basis, turned(T, basis), weights, b.counts / some.source.n))
+            prior = turned(functions.penalty_third(self.theta), basis) / some.n
         g, J, T, weights, share = (np.concatenate(column) for column in zip(*parts, strict=True))
         return FullExpansion(g, J, T, weights, share, prior)
 
@@ -262,7 +232,7 @@ class GeneralCurvature:
         """Σ f(Rᵀ J_n v)."""
         with jax.enable_x64(True):
             width = self.problem.model.structure.apart(len(vectors))
-            made = partial(_images, self.theta, self.drawn, vectors, root, f)
+            made = partial(images_of, self.theta, self.drawn, vectors, root, f)
             return self.problem.reduce(made, width if self.drawn is None else max(width, self._width))
 
     def sampled(self, count: int) -> GeneralCurvature:
@@ -288,126 +258,4 @@ class GeneralCurvature:
         """mean J_n r rᵀ g_n for every column r of a basis, by Hessian-vector products."""
         with jax.enable_x64(True):
             width = self.problem.model.structure.apart(basis.shape[1])
-            return self.problem.reduce(partial(_cross, self.theta, basis), width).total / self.problem.source.n
-
-
-# --- What passes make of a block ---------------------------------------------------------------------
-
-
-def _leverage(theta: Array, drawn: Leverage, functions: Functions, b: Padded, J: Array | None = None) -> Array:
-    """Leverages of a block of rows, whose Hessians may be known."""
-    if drawn.directions is not None:
-        images = np.asarray(functions.products(theta, b.rows, drawn.directions))[: b.size]
-        return np.abs(np.einsum("nkd,kd->n", images, drawn.directions))
-    return _sizes(_hessians(theta, functions, b) if J is None else J, drawn.inverse)
-
-
-def _shares(theta: Array, drawn: Leverage | None, functions: Functions, b: Padded, J: Array | None = None) -> Array:
-    """What each row of a block counts for: its observations, times 1/(N p_n) where they are drawn by leverage."""
-    return b.counts if drawn is None else b.counts * drawn.emphasis(_leverage(theta, drawn, functions, b, J))
-
-
-def _hessians(theta: Array, functions: Functions, b: Padded) -> Array:
-    return np.asarray(functions.hessians(theta, b.rows))[: b.size]
-
-
-def _quadratic(theta: Array, drawn: Leverage | None, S: Array, J: Array, functions: Functions, b: Padded) -> Array:
-    left = J * _shares(theta, drawn, functions, b, J)[:, None, None]
-    return np.einsum("nij,njk->ik", left @ S, J, optimize=True)
-
-
-def _products(theta: Array, drawn: Leverage | None, S: Array, functions: Functions, b: Padded) -> Total:
-    return Total(_quadratic(theta, drawn, S, _hessians(theta, functions, b), functions, b))
-
-
-def _bends(theta: Array, values: Array, vectors: Array, functions: Functions, b: Padded) -> Total:
-    return Total(np.array(functions.bend_gradient(theta, b.rows, b.mask, values, vectors.T)))
-
-
-def _bends_along(theta: Array, vectors: Array, functions: Functions, b: Padded) -> Total:
-    return Total(np.array(functions.bends(theta, b.rows, b.mask, vectors)))
-
-
-def _from_file(
-    theta: Array,
-    rules: tuple[Leverage | None, Leverage | None],
-    S: Array,
-    chances: Chances,
-    turn: Array | None,
-    bends: OfBlock[Total],
-    functions: Functions,
-    b: Padded,
-) -> _FileSums:
-    drawn, other = rules
-    J = _hessians(theta, functions, b)
-    v = _emphasised(theta, drawn, S, J, functions, b)
-    chance = chances(v)
-    index = np.flatnonzero(lots(v) < chance)
-    leaves = (np.asarray(leaf)[: b.size][index] for leaf in jax.tree.leaves(b.rows))
-    return _FileSums(
-        _quadratic(theta, drawn, S, J, functions, b),
-        bends(functions, b).total,
-        float(b.counts @ v**4),
-        ((*leaves, b.counts[index], chance[index]),),
-        0.0 if other is None else float(b.counts @ _leverage(theta, other, functions, b, J)),
-        _squares(theta, drawn, turn, J, functions, b),
-    )
-
-
-def _emphasised(theta: Array, drawn: Leverage | None, S: Array, J: Array, functions: Functions, b: Padded) -> Array:
-    """|tr(J_n S)| of a block of rows, times √(1/(N p_n)) where they are drawn by leverage."""
-    v = _sizes(J, S)
-    return v if drawn is None else v * np.sqrt(drawn.emphasis(_leverage(theta, drawn, functions, b, J)))
-
-
-def _squares(
-    theta: Array, drawn: Leverage | None, turn: Array | None, J: Array, functions: Functions, b: Padded
-) -> Array:
-    """The operator over a block of rows, written out; nothing where it is not to be."""
-    if turn is None:
-        return np.zeros((0, 0))
-    v = halves(J, turn)
-    return (v * _shares(theta, drawn, functions, b, J)[:, None]).T @ v
-
-
-def _total_leverage(theta: Array, drawn: Leverage, functions: Functions, b: Padded) -> Total:
-    return Total(np.array(b.counts @ _leverage(theta, drawn, functions, b)))
-
-
-def _scatter(
-    theta: Array, drawn: Leverage | None, turn: Array | None, functions: Functions, b: Padded
-) -> _ScatterSums:
-    g = np.asarray(functions.scores(theta, b.rows))[: b.size]
-    J = np.zeros(0) if turn is None else _hessians(theta, functions, b)
-    shares = _shares(theta, drawn, functions, b, None if turn is None else J)
-    return _ScatterSums((g * shares[:, None]).T @ g, _squares(theta, drawn, turn, J, functions, b))
-
-
-def _images(
-    theta: Array,
-    drawn: Leverage | None,
-    vectors: Array,
-    root: Array,
-    f: ImagePass[Sums],
-    functions: Functions,
-    b: Padded,
-) -> Sums:
-    found = np.asarray(functions.products(theta, b.rows, vectors))[: b.size]
-    weights = None if drawn is None else drawn.emphasis(_leverage(theta, drawn, functions, b))
-    return f(found.transpose(1, 0, 2) @ root, weights, b.counts)
-
-
-def _cross(theta: Array, basis: Array, functions: Functions, b: Padded) -> Total:
-    scores = np.asarray(functions.scores(theta, b.rows))[: b.size]
-    images = np.asarray(functions.products(theta, b.rows, basis.T))[: b.size]
-    return Total(np.einsum("nkd,nk->dk", images, b.counts[:, None] * (scores @ basis)))
-
-
-def _sizes(J: Array, S: Array) -> Array:
-    """|tr(J_n S)|."""
-    return np.abs(np.einsum("nij,ij->n", J, S))
-
-
-def _turned(T: Array, basis: Array) -> Array:
-    """Third derivatives in θ = basis · z."""
-    return np.einsum("...ijk,ia,jb,kc->...abc", T, basis, basis, basis, optimize=True)
+            return self.problem.reduce(partial(cross_of, self.theta, basis), width).total / self.problem.source.n

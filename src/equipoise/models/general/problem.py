@@ -245,13 +245,18 @@ class GeneralProblem(Card):
 
         if storage != "float64":
             raise InvalidInput("storage", "float64 for a loss of your own", repr(storage), "leave it out")
-        away = self.source if isinstance(self.source, Scan) and not _held(self.source, tuning, touched) else None
-        some = self.source.blocks() if away is None else [away.take(slice(0, _SOME))]
-        parts = [part.observed(slice(None)).leaves for part in some]
+        here, away, some = self, None, self.source
+        if isinstance(self.source, Scan):
+            if _held(self.source, tuning, touched):
+                some = self.source.whole()
+                here = replace(self, source=some)
+            else:
+                away, some = self.source, self.source.sample(min(_SOME, self.source.n), None)
+        parts = [part.observed(slice(None)).leaves for part in some.blocks()]
         with jax.enable_x64(True):
             joined = [jnp.asarray(np.concatenate(column)) for column in zip(*parts, strict=True)]
             data = jax.tree.unflatten(self.tree, joined)
-        drawn = self.slope_and_emphasis(tuning)
+        drawn = here.slope_and_emphasis(tuning)
         task = Task(self.functions.loss, data, self.n, self.source.fingerprint(), *drawn, away, touched)
         return autodiff_engine(task, tuning, guard)
 
@@ -259,12 +264,21 @@ class GeneralProblem(Card):
         """∇L at θ̂ for control variates, and 1/(N p_n) of rows drawn by leverage; each empty where it is not used."""
         slope = emphasised = np.empty(0)
         if tuning.dynamics.gradient == "control-variate":
-            slope = self.derivatives(tuning.center, 1).gradient
+            slope = self._slope(tuning.center, tuning.predicted.moments)
         if tuning.dynamics.rule.weighted:
             inverse = np.linalg.inv(tuning.predicted.moments.hessian).astype(np.float64)
             leverages = self.leverages(tuning.center, inverse)
             emphasised = emphasis(leverages, float(leverages.mean()))
         return slope, emphasised
+
+    def _slope(self, theta: Array, moments: Moments) -> Array:
+        """∇L at θ; moments of these very rows at θ have that of files without another pass."""
+        found = moments.curvature
+        own = isinstance(found, GeneralCurvature) and found.problem.source is self.source
+        if self.source.in_memory or not own or not np.array_equal(moments.params, theta):
+            return self.derivatives(theta, 1).gradient
+        with jax.enable_x64(True):
+            return moments.mean_score + np.asarray(self.functions.penalty_gradient(theta)) / self.n
 
     def coupling(self, tuning: Tuning, guard: Guard) -> Coupling:
         """Only the linear engine runs a chain beside its proxy."""
