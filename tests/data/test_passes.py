@@ -236,7 +236,9 @@ def test_tunings_of_a_loss_of_ones_own_read_no_file_again_and_again(options, pas
     model = eq.Model(jax_loss, {"a": 0.0, "b": np.zeros(2)})
     plan = eq.plan(model, source, **options)
     assert readings.total() / N <= passes
-    expected = eq.plan(model, source.marked().whole(), **options)
+    frame = pd.concat([pd.read_parquet(many / f"{k}.parquet") for k in range(3)])
+    table = {"x": frame[["a", "b"]].to_numpy(), "y": frame["count"].to_numpy(float)}
+    expected = eq.plan(model, eq.data.observations(table, clusters=frame["firm"].to_numpy()), **options)
     # a diagonal step is searched for
     near = 1e-7 if "structure" in options else 1e-9
     np.testing.assert_allclose(plan.tuning.step, expected.tuning.step, rtol=near)

@@ -125,6 +125,24 @@ def test_fractions_that_come_late_in_every_text_file_take_few_readings(right, mo
     np.testing.assert_allclose(source.whole().x, expected.x, rtol=1e-12)
 
 
+def test_words_that_come_late_in_every_text_file(tmp_path, monkeypatch) -> None:
+    """As where files are sorted by codes, of which some begin with a letter, or where a file has hardly any value."""
+    monkeypatch.setattr("equipoise.data.parts._TEXT", 1 << 12)
+    rng, frames = np.random.default_rng(0), []
+    for k in range(4):
+        codes = np.sort(rng.integers(0, 40, 2000)).astype(str).astype(object)
+        codes[-20:] = [f"A{j}" for j in rng.integers(0, 5, 20)]
+        frame = pd.DataFrame({"y": rng.poisson(1.0, 2000), "x": rng.normal(size=2000), "firm": codes, "g": codes})
+        frame = frame.assign(firm=[None] * 1999 + ["A1"]) if k == 3 else frame
+        frame.to_csv(tmp_path / f"{k}.csv", index=False)
+        frames.append(frame)
+    with pytest.warns(eq.EquipoiseWarning, match="1999 of 8000 rows"):
+        source = eq.data.scan(tmp_path, "y ~ x + C(g)", clusters="firm", missing="drop")
+    assert source.passes == 3  # until it is met, to look at all values, and to learn
+    frame = pd.concat(frames, ignore_index=True).dropna()
+    assert_same(source.marked().whole(), eq.data.table(frame, "y ~ x + C(g)", clusters="firm"))
+
+
 @pytest.mark.parametrize("formula", ["y ~ x", "y ~ x + s"])
 @pytest.mark.parametrize(("rows", "row", "ending"), [(300, 150, ".csv"), (300, 299, ".csv"), (300, 150, ".csv.gz")])
 def test_a_quote_that_is_not_closed_loses_no_rows(rows, row, ending, formula, tmp_path, monkeypatch) -> None:

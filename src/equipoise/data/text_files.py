@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from equipoise.data.agreement import Found
 from equipoise.data.arrow import with_fields
-from equipoise.data.parts import CSVPart, Location, unreadable
+from equipoise.data.parts import CSVPart, Location, Part, unreadable
 from equipoise.data.texts import BLOCK, doubtful, fits
 
 if TYPE_CHECKING:
@@ -50,17 +52,18 @@ def _with_types(part: CSVPart, known: Mapping[str, pa.DataType]) -> CSVPart:
 
 
 def _fitting(part: CSVPart, columns: Collection[str], blocks: int | None = None) -> dict[str, pa.DataType]:
-    """The first of some types that fits the values of each column, in the first blocks of a text file or in all."""
+    """The first of some types that fits all values of a column, if it has any, in the first blocks of a text file or in all."""
     import pyarrow as pa
 
     kinds = {name: [pa.int64(), pa.decimal128(38, 0), pa.float64(), pa.bool_(), pa.string()] for name in columns}
-    texts = {name: pa.string() for name, _ in part.types}
+    texts, some = {name: pa.string() for name, _ in part.types}, set[str]()
     with part.location.reading(), part.reader(list(kinds), texts, threads=False) as reader:
         for batch in islice(reader, blocks):
             for name, fitting in kinds.items():
+                some |= {name} if batch.column(name).null_count < batch.num_rows else set()
                 while not fits(batch.column(name), fitting[0]):
                     fitting.pop(0)
-    return {name: fitting[0] for name, fitting in kinds.items()}
+    return {name: kinds[name][0] for name in some}
 
 
 def as_floats(found: Found, columns: Collection[str]) -> Found:
@@ -81,17 +84,24 @@ def as_floats(found: Found, columns: Collection[str]) -> Found:
 
 
 def retyped(found: Found, label: str, columns: Collection[str]) -> Found:
-    """The same with the types of a text file's columns looked for in all of its rows; where it has fractions, others may."""
+    """The same with the types of text files' columns looked for in all of their rows, one of which has others than it seemed.
+
+    Where one file has fractions, others may.
+    """
     import pyarrow as pa
 
-    parts = list(found.parts)
-    k = next(i for i, part in enumerate(parts) if part.label == label)
-    part = parts[k]
-    assert isinstance(part, CSVPart)
-    parts[k] = made = _with_types(part, _fitting(part, [name for name, _ in part.types if name in columns]))
-    types = made.types
-    if types == part.types:
-        raise unreadable(label, ValueError("values that its own columns do not take"))
-    schema = with_fields(pa.schema(list(types)), part.constants)
-    found = Found(tuple(parts), tuple((name, schema if name == label else s) for name, s in found.schemas))
-    return as_floats(found, [name for name, kind in types if pa.types.is_floating(kind)])
+    def looked(part: Part) -> Part:
+        if not isinstance(part, CSVPart):
+            return part
+        return _with_types(part, _fitting(part, [name for name, _ in part.types if name in columns]))
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        parts = tuple(pool.map(looked, found.parts))
+    schemas, fractions = dict(found.schemas), set[str]()
+    for part, before in zip(parts, found.parts, strict=True):
+        if isinstance(part, CSVPart) and isinstance(before, CSVPart):
+            if part.label == label and part.types == before.types:
+                raise unreadable(label, ValueError("values that its own columns do not take"))
+            schemas[part.label] = with_fields(pa.schema(list(part.types)), part.constants)
+            fractions |= {name for name, kind in part.types if pa.types.is_floating(kind)}
+    return as_floats(Found(parts, tuple(schemas.items())), fractions)
