@@ -13,7 +13,7 @@ import pytest
 import equipoise as eq
 from equipoise import InvalidInput
 from equipoise.data.parts import StreamPart, numbered
-from equipoise.data.sameness import both_seen, ordered_sum, rows_seen, summed
+from equipoise.data.sameness import Seen, both_seen, differs, ordered_sum, rows_seen
 
 ROWS = 600
 DAY = datetime.date(2020, 1, 1)
@@ -44,11 +44,11 @@ def table(**changed: dict[int, object]) -> pa.Table:
     return pa.table(columns)
 
 
-def seen(given: pa.Table, entering: list[str], chunk: int = ROWS) -> tuple[dict, int]:
-    sums, order = {}, 0
+def seen(given: pa.Table, entering: list[str], chunk: int = ROWS, watched: Seen | None = None) -> tuple[Seen, int]:
+    sums, order = Seen(), 0
     for frame in numbered(StreamPart(given), given.schema.names, chunk):
-        hashes = rows_seen(frame, entering)
-        sums, order = both_seen(sums, summed(hashes)), order + ordered_sum(hashes, frame.index[0], 3)
+        hashes, found = rows_seen(frame, entering, watched=watched or sums)
+        sums, order = both_seen(sums, found), order + ordered_sum(hashes, frame.index[0], 3)
     return sums, order % 2**64
 
 
@@ -57,21 +57,64 @@ def seen(given: pa.Table, entering: list[str], chunk: int = ROWS) -> tuple[dict,
 def test_sums_do_not_depend_on_how_rows_are_read_and_change_with_every_value(name, enters) -> None:
     given = table().select([name, *sorted({"float", "text"} - {name})])
     entering = given.schema.names[0 if enters else 1 :]
-    expected = seen(given, entering)
-    assert all(seen(given, entering, chunk) == expected for chunk in (17, 100))
+    expected, places = seen(given, entering)
+    for chunk in (17, 100):
+        again, order = seen(given, entering, chunk)
+        assert (again.exact, order) == (expected.exact, places)
     order = np.random.default_rng(1).permutation(ROWS)
-    assert seen(given.take(order), entering)[0] == expected[0]
-    assert seen(given.take(order), entering)[1] != expected[1]
-    # a value of another row
+    moved = seen(given.take(order), entering, watched=expected)
+    assert moved[0].exact == expected.exact
+    assert not differs(expected, moved[0])
+    assert moved[1] != places
+    which = None if enters else name
     for place in (10, ROWS - 1):
-        other = VALUES[name][1](place + 1)
-        changed = table(**{name: {place: other}}).select(given.schema.names)
-        sums = seen(changed, entering)[0]
-        assert sums[None if enters else name] != expected[0][None if enters else name]
-        assert enters or sums[None] == expected[0][None]
+        # a value of another row
+        changed = table(**{name: {place: VALUES[name][1](place + 1)}}).select(given.schema.names)
+        found = seen(changed, entering, watched=expected)[0]
+        assert found.exact[which] != expected.exact[which]
+        assert enters or found.exact[None] == expected.exact[None]
+        assert differs(expected, found)
     # the same values, in other rows
-    moved = given.set_column(0, name, given.column(name).take(order))
-    assert seen(moved, entering)[0] != expected[0]
+    assert differs(expected, seen(given.set_column(0, name, given.column(name).take(order)), entering)[0])
+
+
+def test_rounding_is_no_change() -> None:
+    """Nor is it near zero, where nothing but rounding may be left, and in whatever units."""
+    rng = np.random.default_rng(5)
+    for unit in (1e-9, 1.0, 1e9):
+        v = rng.standard_cauchy(20_000) * unit
+        v[:50] = 0.0
+        noise = np.where(v == 0.0, 1e-17 * unit, 1e-15 * v) * rng.normal(size=v.size)
+        frames = [pd.DataFrame({"v": some, "g": rng.permutation(["a", "b"] * 10_000)}) for some in (v,)]
+        first = rows_seen(frames[0], ["v", "g"], watched=Seen())[1]
+        again = rows_seen(frames[0].assign(v=v + noise), ["v", "g"], watched=first)[1]
+        assert again.exact != first.exact
+        assert not differs(first, again)
+        for place in (0, 100, 19_999):
+            w = v.copy()
+            w[place] += 1e-4 * (abs(w[place]) or unit)
+            assert differs(first, rows_seen(frames[0].assign(v=w), ["v", "g"], watched=first)[1])
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "polars"])
+def test_queries_that_round_and_order_otherwise_each_time_are_the_same(kind) -> None:
+    rng = np.random.default_rng(2)
+    frame = pd.DataFrame({"g": rng.integers(0, 300, 200_000), "x": rng.normal(size=200_000)})
+    frame["y"] = rng.poisson(np.exp(0.1 * frame["x"] + 0.001 * frame["g"])) + 0.1
+    if kind == "duckdb":
+        duckdb = pytest.importorskip("duckdb")
+        con = duckdb.connect()
+        con.register("rows", frame)
+        query = con.sql("select g, avg(x) as x, avg(y) as y, count(*) as n from rows group by g")
+    else:
+        pl = pytest.importorskip("polars")
+        means = [pl.col("x").mean(), pl.col("y").mean(), pl.len().alias("n")]
+        query = pl.from_pandas(frame).lazy().group_by("g").agg(*means)
+    means = frame.groupby("g").agg(x=("x", "mean"), y=("y", "mean"), n=("x", "size"))
+    expected = eq.fit(eq.glm("gaussian"), means, formula="y ~ poly(exp(scale(x)), 2)", weights="n").theta
+    source = eq.data.scan(query, "y ~ poly(exp(scale(x)), 2)", weights="n")
+    for _ in range(3):
+        np.testing.assert_allclose(np.abs(eq.fit(eq.glm("gaussian"), source).theta), np.abs(expected), rtol=1e-8)
 
 
 def test_a_file_behind_a_dask_frame_that_is_rewritten(frame, tmp_path) -> None:

@@ -21,8 +21,8 @@ from equipoise.data.kept import Far, Lot
 from equipoise.data.metering import Meter
 from equipoise.data.nesting import Aside, Given, States, bare, merged_states, noted
 from equipoise.data.numeric import LARGEST
-from equipoise.data.parts import CSVPart, Part, numbered
-from equipoise.data.sameness import Seen, both_seen, ordered_sum, rows_seen, summed
+from equipoise.data.parts import CSVPart, Part, notices_changes, numbered
+from equipoise.data.sameness import Seen, both_seen, ordered_sum, rows_seen
 from equipoise.data.spelling import Kinds, Spelling, both_kinds, both_spellings, kinds_beside, spellings
 from equipoise.data.stored import Learnt, frozen, thawed
 from equipoise.data.summaries import LEARNERS, learnt_by
@@ -80,7 +80,7 @@ class Lessons:
     lot: Lot
     far: Far
     check: int = 0
-    seen: tuple[Seen, ...] = ({},)
+    seen: tuple[Seen, ...] = (Seen(),)
     spelt: Spelling = field(default_factory=dict)
     kinds: Kinds = field(default_factory=dict)
 
@@ -142,8 +142,8 @@ class Learner:
 
     `known` are calls whose numbers were found before, `chunk` the rows to read at a time, `most` and `share` the rows of
     the sample and how likely a row is to be among them at most, `far` of which columns rows at the ends are kept, and how
-    many, `aside` where what calls are given is kept, if it is, and `meter` what counts the rows: that of a copy elsewhere is
-    its own.
+    many, `seen` what a pass before saw of each part, `aside` where what calls are given is kept, if it is, and `meter` what
+    counts the rows: that of a copy elsewhere is its own.
     """
 
     asked: Asked
@@ -152,6 +152,7 @@ class Learner:
     most: int
     share: float
     far: Far
+    seen: tuple[Seen, ...]
     aside: Aside | None = None
     meter: Meter = field(default_factory=Meter)
 
@@ -164,7 +165,7 @@ class Learner:
         for frame in numbered(where, self.asked.needed, self.chunk):
             # sums of what `center` and the like learn are those of any other process
             with placed_in(where.label), fixed_order():
-                lessons = self._found(frame, part, rng, limit, self.far if found is None else found.far.beyond)
+                lessons = self._found(frame, part, rng, limit, found)
             self.meter.add(len(frame))
             found = lessons if found is None else found.within(lessons, self.most)
             if len(found.lot.priorities) == 1 and found.lot.size >= self.most:
@@ -174,10 +175,11 @@ class Learner:
         return found
 
     def _found(
-        self, frame: pd.DataFrame, part: tuple[int, Part], rng: np.random.Generator, limit: float, far: Far
+        self, frame: pd.DataFrame, part: tuple[int, Part], rng: np.random.Generator, limit: float, found: Lessons | None
     ) -> Lessons:
-        """What is found in one block of a part."""
+        """What is found in one block of a part, after what was found in those before."""
         number, where = part
+        far, seen = (self.far, self.seen[number]) if found is None else (found.far.beyond, found.seen[0])
         moderate = all(_moderate(frame[name]) for name in frame.columns)
         taking = self.asked.taking(frame, complete=moderate)
         times, chosen = taking.times, taking.chosen
@@ -187,7 +189,8 @@ class Learner:
             marks = frame if count == len(frame) else frame.loc[chosen.index, self.asked.marks]
             kinds = kinds_beside(marks, self.asked, where.label)
         spelt = spellings(chosen, self.asked.roles, where.label) if isinstance(where, CSVPart) else {}
-        hashes = rows_seen(frame, self.asked.entering, words=where.identity is None)
+        watched = None if notices_changes(where) else seen
+        hashes, seen = rows_seen(frame, self.asked.entering, words=where.identity is None, watched=watched)
         places = None if count == len(frame) else chosen.index.to_numpy() - frame.index[0]
         witness, levels, states = chosen.iloc[:0], dict[str, dict[Level, int]](), States()
         if count and self.asked.formula is not None:
@@ -212,7 +215,7 @@ class Learner:
             self._drawn(frame, places, times, rng, limit),
             far.of(frame, places),
             ordered_sum(hashes, int(frame.index[0]), number),
-            (summed(hashes),),
+            (seen,),
             spelt,
             kinds,
         )

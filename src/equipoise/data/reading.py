@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -15,7 +16,7 @@ from equipoise.arrays import Array, Index
 from equipoise.data.encoding import LazyRows
 from equipoise.data.marks import Marking
 from equipoise.data.parts import Part, numbered
-from equipoise.data.sameness import Seen, both_seen, rows_seen, summed
+from equipoise.data.sameness import Seen, both_seen, differs, rows_seen
 from equipoise.data.wording import brief
 from equipoise.errors import InvalidInput
 from equipoise.linalg import Sums, fixed_order, tree_sum
@@ -136,13 +137,20 @@ class Reader(Generic[Block]):
 
     def frames(self, placed: Placed) -> Iterator[tuple[Placed, pd.DataFrame]]:
         """The tables of a part, whose rows must be those of the first pass."""
-        count, seen = 0, Seen()
-        for frame in numbered(placed.part, self.encoder.columns, self.chunk):
+        count, seen, entering = 0, Seen(), self.encoder.asked.entering
+        for frame in self._tables(placed):
             count += len(frame)
             if placed.seen is not None:
-                seen = both_seen(seen, summed(rows_seen(frame, self.encoder.asked.entering)))
+                seen = both_seen(seen, rows_seen(frame, entering)[1])
             yield placed, frame
-        require_same(placed.part.label, (placed.rows, placed.seen or {}), (count, seen))
+        if placed.seen is not None and count == placed.rows and differs(placed.seen, seen):
+            # perhaps by rounding, which takes longer to tell
+            watched = (rows_seen(frame, entering, watched=placed.seen)[1] for frame in self._tables(placed))
+            seen = reduce(both_seen, watched, Seen())
+        require_same(placed.part.label, (placed.rows, placed.seen or Seen()), (count, seen))
+
+    def _tables(self, placed: Placed) -> Iterator[pd.DataFrame]:
+        return numbered(placed.part, self.encoder.columns, self.chunk)
 
     def encoded(self, item: tuple[Placed, pd.DataFrame]) -> Block:
         """The rows of one table."""
@@ -158,7 +166,7 @@ def require_same(label: str, before: tuple[int, Seen], now: tuple[int, Seen]) ->
     """Raise where a part has other rows than it had: more or fewer, or others as far as sums over both are known."""
     if before[0] != now[0]:
         given = f"{now[0]:,} rows of {brief(label)}, where there were {before[0]:,} before"
-    elif any(before[1][name] != total for name, total in now[1].items()):
+    elif differs(before[1], now[1]):
         given = f"other values in {brief(label)} than before"
     else:
         return

@@ -29,6 +29,7 @@ from equipoise.data.nesting import Aside, require_shallow, rounds, set_aside
 from equipoise.data.parts import ArrowPart, CSVPart, Mistyped, ParquetPart, notices_changes
 from equipoise.data.passage import CHUNK, workers_for
 from equipoise.data.reading import Placed, require_same
+from equipoise.data.sameness import Seen
 from equipoise.data.scanned import ENOUGH, Scan
 from equipoise.data.source import Executor, in_order
 from equipoise.data.stored import Learnt
@@ -305,7 +306,8 @@ def _lessons(
     far = Far(columns, min(_AT_ENDS, most // (8 * max(1, len(columns)))), rare=rare, coded=coded)
     # what is read elsewhere counts when it is there
     here, share = meter if executor is None else Meter(), enough_of(most, found.rows)
-    learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far, aside, here)
+    seen = (Seen(),) * len(found.parts) if before is None else before.seen
+    learner = Learner(asked, known, max(1, min(CHUNK, room // 64) // width), most, share, far, seen, aside, here)
     if not found.parts:
         raise _no_rows()
     jobs, workers = list(enumerate(found.parts)), workers_for(room)
