@@ -330,8 +330,8 @@ class Scan(Card, Generic[Block]):
         """A digest of what the files say of their rows, and of what is made of them.
 
         Of Parquet files these are the types, sizes, extremes and missing values of every column of every row group, a sum
-        over all numbers that the first pass read, and nothing of where they are. Rows that come otherwise were digested
-        value by value in the first pass.
+        over all numbers that the first pass read, and nothing of where they are. Of rows that come otherwise it is a sum
+        over all values.
         """
         return self.identity
 
