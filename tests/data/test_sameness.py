@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from decimal import Decimal
+from functools import reduce
 
 import numpy as np
 import pandas as pd
@@ -76,6 +77,18 @@ def test_sums_do_not_depend_on_how_rows_are_read_and_change_with_every_value(nam
         assert differs(expected, found)
     # the same values, in other rows
     assert differs(expected, seen(given.set_column(0, name, given.column(name).take(order)), entering)[0])
+
+
+@pytest.mark.parametrize("mapper", [pd.ArrowDtype, None])
+def test_other_types_of_pandas_are_coded_alike_in_every_piece(mapper) -> None:
+    given = table().drop_columns(["levels", "bytes", "hour"]).to_pandas(types_mapper=mapper)
+    frame = given if mapper else given.convert_dtypes()
+    for name in frame.columns:
+        whole = rows_seen(frame[[name]], [name])[1]
+        pieces = [rows_seen(frame[[name]].iloc[k : k + 70], [name])[1] for k in range(0, ROWS, 70)]
+        assert reduce(both_seen, pieces).exact == whole.exact
+        other = frame[[name]].iloc[[*range(1, ROWS), 1]]
+        assert rows_seen(other, [name])[1].exact != whole.exact
 
 
 def test_rounding_is_no_change() -> None:

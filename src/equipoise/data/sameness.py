@@ -185,6 +185,14 @@ def _codes(column: pd.Series[Any]) -> Codes:
     if pd.api.types.is_integer_dtype(kind) and not isinstance(kind, pd.SparseDtype):
         whole = column.to_numpy(np.uint64 if pd.api.types.is_unsigned_integer_dtype(kind) else np.int64, na_value=0)
         return np.where(column.isna().to_numpy(), _MISSING, _number_codes(whole))
+    if pd.api.types.is_float_dtype(kind) and not isinstance(kind, pd.SparseDtype):
+        return _number_codes(column.to_numpy(np.float64, na_value=np.nan))
+    if isinstance(kind, pd.ArrowDtype) and kind.kind in "mM":
+        import pyarrow as pa
+
+        held = pa.array(column.array)
+        held = held.cast(pa.timestamp("ms")) if pa.types.is_date(held.type) else held
+        return held.cast(pa.int64()).fill_null(0).to_numpy().view(np.uint64)
     if isinstance(kind, pd.StringDtype):
         return word_codes(column, int(_MISSING))
     try:
