@@ -108,7 +108,7 @@ def test_a_robust_scale_leaves_passes_for_calls_of_functions_of_calls(
     [
         (0, 99, 3, {"frequency": "firm", "weights": "b2"}),
         (10**12, 99, 2, {"frequency": "firm", "weights": "b2"}),
-        (10**12, 99, 2, {}),
+        pytest.param(10**12, 99, 2, {}, marks=pytest.mark.slow),
         (10**12, 1, 3, {}),
     ],
 )
@@ -226,9 +226,9 @@ def test_a_loss_of_ones_own_is_read_at_most_eight_times(many, readings) -> None:
     ("options", "passes"),
     [
         ({"structure": "diagonal"}, 6),
-        ({"structure": "scalar", "batches": "leverage", "target": "HC3"}, 8),
+        pytest.param({"structure": "scalar", "batches": "leverage", "target": "HC3"}, 8, marks=pytest.mark.slow),
         ({"batches": "leverage", "momentum": 0.5, "target": "CRV1"}, 8),
-        ({"batches": "leverage"}, 7),
+        pytest.param({"batches": "leverage"}, 7, marks=pytest.mark.slow),
     ],
 )
 def test_tunings_of_a_loss_of_ones_own_read_no_file_again_and_again(options, passes, many, readings) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import equipoise as eq
-from equipoise.models.general import curvature
+from equipoise.models.general import blockwise, curvature
 from equipoise.models.general.curvature import GeneralCurvature
 from equipoise.models.general.factored import FactoredCurvature, factored_curvature
 
@@ -87,7 +87,8 @@ def test_many_parameters_take_a_few_directions(monkeypatch):
     """Estimates from eight directions: right on average, the same at every call and in every average."""
     problem, theta, inverse = case_of(network, count=200)
     scores, hessians = brute(problem, theta)
-    monkeypatch.setattr(curvature, "_MANY", 3)
+    for module in (blockwise, curvature):
+        monkeypatch.setattr(module, "MANY", 3)
     found = problem.leverages(theta, inverse)
     np.testing.assert_array_equal(found, problem.leverages(theta, inverse))
     signs = np.random.default_rng(0).choice([-1.0, 1.0], size=(8, theta.size))
