@@ -98,15 +98,15 @@ def test_rounding_is_no_change() -> None:
         v = rng.standard_cauchy(20_000) * unit
         v[:50] = 0.0
         noise = np.where(v == 0.0, 1e-17 * unit, 1e-15 * v) * rng.normal(size=v.size)
-        frames = [pd.DataFrame({"v": some, "g": rng.permutation(["a", "b"] * 10_000)}) for some in (v,)]
-        first = rows_seen(frames[0], ["v", "g"], watched=Seen())[1]
-        again = rows_seen(frames[0].assign(v=v + noise), ["v", "g"], watched=first)[1]
+        frame = pd.DataFrame({"v": v, "g": rng.permutation(["a", "b"] * 10_000)})
+        first = rows_seen(frame, ["v", "g"], watched=Seen())[1]
+        again = rows_seen(frame.assign(v=v + noise), ["v", "g"], watched=first)[1]
         assert again.exact != first.exact
         assert not differs(first, again)
         for place in (0, 100, 19_999):
             w = v.copy()
             w[place] += 1e-4 * (abs(w[place]) or unit)
-            assert differs(first, rows_seen(frames[0].assign(v=w), ["v", "g"], watched=first)[1])
+            assert differs(first, rows_seen(frame.assign(v=w), ["v", "g"], watched=first)[1])
 
 
 @pytest.mark.parametrize("kind", ["duckdb", "polars"])

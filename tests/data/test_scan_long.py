@@ -15,6 +15,7 @@ import pytest
 import equipoise as eq
 from equipoise.data import arrow
 from equipoise.data.files import opened
+from equipoise.data.grammar import Limits
 from equipoise.data.parts import TablePart
 from tests.data.conftest import assert_same
 
@@ -74,3 +75,18 @@ def test_levels_that_pieces_share_are_looked_at_once(monkeypatch) -> None:
     assert list(same.cat.categories) == ["z", "a", "m"]
     assert same.tolist() == ["a", np.nan, "m", "z", np.nan, "m"]
     assert others.tolist() == [*same, "other"]
+
+
+@pytest.mark.parametrize(("used", "kind"), [([40, 7, 7, None, 3], "category"), ([40, 7, 1, None, 3], "str")])
+def test_of_many_levels_a_table_has_those_of_its_rows(used, kind, monkeypatch) -> None:
+    """Their order stays; where they are more than a formula can have, they are text."""
+    monkeypatch.setattr(arrow, "_LEVELS", 10)
+    monkeypatch.setattr(arrow, "LIMITS", Limits(levels=3))
+    words = [f"w{k}" for k in range(50)][::-1]
+    column = pa.DictionaryArray.from_arrays(pa.array(used, pa.int8()), pa.array(words))
+    made = arrow.as_pandas(pa.table({"g": column}))["g"]
+    assert made.dtype == kind
+    assert made.isna().tolist() == [k is None for k in used]
+    assert made.dropna().tolist() == [words[k] for k in used if k is not None]
+    if kind == "category":
+        assert list(made.cat.categories) == [words[k] for k in (3, 7, 40)]

@@ -21,8 +21,8 @@ from equipoise.data.kept import Far, Lot
 from equipoise.data.metering import Meter
 from equipoise.data.nesting import Aside, Given, States, bare, merged_states, noted
 from equipoise.data.numeric import LARGEST
-from equipoise.data.parts import CSVPart, Part, notices_changes, numbered
-from equipoise.data.sameness import Seen, both_seen, ordered_sum, rows_seen
+from equipoise.data.parts import CSVPart, Part, numbered
+from equipoise.data.sameness import Seen, both_seen, notices_changes, ordered_sum, rows_seen
 from equipoise.data.spelling import Kinds, Spelling, both_kinds, both_spellings, kinds_beside, spellings
 from equipoise.data.stored import Learnt, frozen, thawed
 from equipoise.data.summaries import LEARNERS, learnt_by

@@ -34,7 +34,6 @@ __all__ = [
     "StreamPart",
     "TablePart",
     "naming",
-    "notices_changes",
     "numbered",
     "unreadable",
 ]
@@ -82,11 +81,6 @@ def numbered(where: Part, columns: Sequence[str], chunk: int) -> Iterator[pd.Dat
     for frame in where.frames(columns, chunk):
         yield frame.set_axis(pd.RangeIndex(start, start + len(frame)), axis=0)
         start += len(frame)
-
-
-def notices_changes(where: Part) -> bool:
-    """Whether a part looks itself whether its rows are what they were: files have a size and a time, tables do not change."""
-    return where.identity is not None or isinstance(where, (ArrowPart, CSVPart, FragmentPart, TablePart))
 
 
 @dataclass(frozen=True)

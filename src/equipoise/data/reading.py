@@ -137,17 +137,16 @@ class Reader(Generic[Block]):
 
     def frames(self, placed: Placed) -> Iterator[tuple[Placed, pd.DataFrame]]:
         """The tables of a part, whose rows must be those of the first pass."""
-        count, seen, entering = 0, Seen(), self.encoder.asked.entering
+        seen, entering, before = Seen(), self.encoder.asked.entering, placed.seen
         for frame in self._tables(placed):
-            count += len(frame)
-            if placed.seen is not None:
-                seen = both_seen(seen, rows_seen(frame, entering)[1])
+            now = Seen(len(frame)) if before is None else rows_seen(frame, entering)[1]
+            seen = both_seen(seen, now)
             yield placed, frame
-        if placed.seen is not None and count == placed.rows and differs(placed.seen, seen):
+        if before is not None and seen.rows == before.rows and differs(before, seen):
             # perhaps by rounding, which takes longer to tell
-            watched = (rows_seen(frame, entering, watched=placed.seen)[1] for frame in self._tables(placed))
+            watched = (rows_seen(frame, entering, watched=before)[1] for frame in self._tables(placed))
             seen = reduce(both_seen, watched, Seen())
-        require_same(placed.part.label, (placed.rows, placed.seen or Seen()), (count, seen))
+        require_same(placed.part.label, before or Seen(placed.rows), seen)
 
     def _tables(self, placed: Placed) -> Iterator[pd.DataFrame]:
         return numbered(placed.part, self.encoder.columns, self.chunk)
@@ -162,11 +161,11 @@ class Reader(Generic[Block]):
         return (made for made in map(self.encoded, self.frames(placed)) if made.height)
 
 
-def require_same(label: str, before: tuple[int, Seen], now: tuple[int, Seen]) -> None:
+def require_same(label: str, before: Seen, now: Seen) -> None:
     """Raise where a part has other rows than it had: more or fewer, or others as far as sums over both are known."""
-    if before[0] != now[0]:
-        given = f"{now[0]:,} rows of {brief(label)}, where there were {before[0]:,} before"
-    elif differs(before[1], now[1]):
+    if before.rows != now.rows:
+        given = f"{now.rows:,} rows of {brief(label)}, where there were {before.rows:,} before"
+    elif differs(before, now):
         given = f"other values in {brief(label)} than before"
     else:
         return

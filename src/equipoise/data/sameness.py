@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.data.parts import ArrowPart, CSVPart, FragmentPart, Part, TablePart
 from equipoise.data.words import word_codes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Seen", "both_seen", "differs", "ordered_sum", "rows_seen"]
+__all__ = ["Seen", "both_seen", "differs", "notices_changes", "ordered_sum", "rows_seen"]
 
 Codes = NDArray[np.uint64]
 
@@ -52,6 +53,11 @@ class Seen:
     exact: Mapping[str | None, int] = field(default_factory=dict)
     near: Mapping[str | None, complex] = field(default_factory=dict)
     sizes: Mapping[str, float] = field(default_factory=dict)
+
+
+def notices_changes(where: Part) -> bool:
+    """Whether a part looks itself whether its rows are what they were: files have a size and a time, tables do not change."""
+    return where.identity is not None or isinstance(where, (ArrowPart, CSVPart, FragmentPart, TablePart))
 
 
 def rows_seen(
@@ -96,9 +102,9 @@ def rows_seen(
 
 
 def both_seen(first: Seen, second: Seen) -> Seen:
-    """The sums of both, where nothing has none."""
-    if not first.exact or not second.exact:
-        return first if first.exact else replace(second, sizes={**first.sizes, **second.sizes})
+    """The sums of both."""
+    if not first.rows or not second.rows:
+        return first if first.rows else replace(second, sizes={**first.sizes, **second.sizes})
     exact = {name: (total + second.exact[name]) % _CIRCLE for name, total in first.exact.items()}
     near = {name: total + second.near[name] for name, total in first.near.items()}
     return Seen(first.rows + second.rows, exact, near, second.sizes)

@@ -26,10 +26,10 @@ from equipoise.data.kept import Cells, Far
 from equipoise.data.learning import KEPT, Learner, Lessons, enough_of, settled
 from equipoise.data.metering import Meter
 from equipoise.data.nesting import Aside, require_shallow, rounds, set_aside
-from equipoise.data.parts import ArrowPart, CSVPart, Mistyped, ParquetPart, notices_changes
+from equipoise.data.parts import ArrowPart, CSVPart, Mistyped, ParquetPart
 from equipoise.data.passage import CHUNK, workers_for
 from equipoise.data.reading import Placed, require_same
-from equipoise.data.sameness import Seen
+from equipoise.data.sameness import Seen, notices_changes
 from equipoise.data.scanned import ENOUGH, Scan
 from equipoise.data.source import Executor, in_order
 from equipoise.data.stored import Learnt
@@ -318,8 +318,8 @@ def _lessons(
             results = _counted(results, meter)
         lessons = reduce(lambda first, second: first.merged(second, most), results)
     if before is not None:
-        for each in zip(found.parts, before.rows, before.seen, lessons.rows, lessons.seen, strict=True):
-            require_same(each[0].label, each[1:3], each[3:])
+        for part, first, now in zip(found.parts, before.seen, lessons.seen, strict=True):
+            require_same(part.label, first, now)
     return replace(lessons, lot=lessons.lot.fewer(most))
 
 

@@ -92,7 +92,7 @@ class Turnable(Protocol):
 
 @runtime_checkable
 class Foreseeing(Protocol):
-    """Curvature of rows that are read from files, which finds several things in one pass if it knows what is to come."""
+    """Curvature that takes a pass over the rows for every question, or one for several if it knows what is to come."""
 
     def expecting(self, S: Array | None) -> None:
         """Averages against S will be asked for next; against many matrices, if it is None."""

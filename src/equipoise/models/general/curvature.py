@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from equipoise.models.general.problem import GeneralProblem
     from equipoise.theory.curvature import ImagePass
 
-__all__ = ["GeneralCurvature", "Leverage"]
+__all__ = ["GeneralCurvature"]
 
 _LOT = 1 << 12  # rows that tell how large tr(J_n S) is
 _HELD = 32  # times the operator, written out, would fit into the memory for reading

@@ -12,7 +12,8 @@ import numpy as np
 
 from equipoise.arrays import Array
 from equipoise.linalg import Sums, Total, blocks, fixed_order, symmetric, tree_sum
-from equipoise.models.general.curvature import GeneralCurvature, Leverage
+from equipoise.models.general.blockwise import Leverage
+from equipoise.models.general.curvature import GeneralCurvature
 from equipoise.theory.expansion import FullExpansion
 
 if TYPE_CHECKING:
